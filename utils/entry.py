@@ -180,7 +180,7 @@ def _train_or_evaluate(run: Run, kind, checkpoint, card) -> None:
         kind.check_pretrained(pretrained)
         run.console.say(f"weights from {pretrained.source_text}")
     task = kind.load_task(run, card, pretrained)
-    run.check_data(checkpoint, task.data.fingerprint)
+    run.check_data(None if run.settings.eval_data else checkpoint, task.data.fingerprint)
     ready = prepare_model(run, kind.build_model(task.card), task, pretrained)
     if run.settings.action.trains:
         train_classifier(run, ready, task, checkpoint)
@@ -195,7 +195,8 @@ def _load_pretrained(run: Run, kind):
     assert source is not None
     if is_published(source):
         return kind.load_published(run.console.say)
-    return load_pretrained(source, run.console.say)
+    use = None if run.settings.action.trains else run.settings.use  # in training, of the new run
+    return load_pretrained(source, run.console.say, use)
 
 
 def end_process(code: int) -> NoReturn:

@@ -163,7 +163,7 @@ def newest(run_folder: str) -> Path:
 def shortened(command: str, output: str = "runs/mine") -> str:
     """The command, changed to take a second or two and not to disturb other commands' runs."""
     entry = command.split()[1]
-    if any(flag in command for flag in ("--eval_only", "--predict", "--export")):
+    if any(flag in command for flag in ("--eval_only", "--eval_data", "--predict", "--export")):
         return command
     if "--resume" in command:  # one step more; its settings are those of the run
         found = re.search(r"--resume (runs/\w+)", command)

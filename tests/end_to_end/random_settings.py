@@ -117,7 +117,7 @@ class Space:
             code = self.main(flags(chosen))
         errors = [line for line in said.getvalue().splitlines() if line.startswith("error: ")]
         assert (code, len(errors)) in ((0, 0), (2, 1)), said.getvalue()
-        others = ("check", "dry_run", "eval_only", "predict", "export")
+        others = ("check", "dry_run", "eval_only", "eval_data", "predict", "export")
         trains = not any(chosen.get(name) for name in others)
         if code == 0 and chosen.get("output") == "run" and trains:
             assert Path("run/summary.json").is_file()

@@ -37,6 +37,7 @@ SAID = {
     "--export onnx": "export/model.onnx: graph valid",
     "--export safetensors": "export/model.safetensors: read back",
     "--eval_only": "test accuracy",
+    "--eval_data": " samples of ",
 }
 SAID_BESIDES = {
     "--report": "worst classes",

@@ -236,7 +236,7 @@ def test_changed_data_is_refused_on_resume(fails):
     line = fails("--resume", "run", "--max_steps", "4", "--epochs", "9")
     assert "these are not the data that the run in run was trained on" in line
     line = fails("--resume", "run", "--eval_only")
-    assert line.endswith("by --config run/config.yaml --pretrained run")
+    assert line.endswith("or evaluate on other data by --resume run --eval_data PATH")
     assert main(["--config", "run/config.yaml", "--pretrained", "run", "--eval_only"]) == 0
 
 

@@ -222,6 +222,24 @@ def test_predictions_and_exports_answer_as_the_model_does(run, own_texts):
         assert all(same) and len(same) > 5
 
 
+def test_a_run_is_evaluated_on_all_of_another_table(run, own_texts):
+    assert run(*own_texts, "--max_steps", 2, "--output", "run")[0] == 0
+    of_run = run("--resume", "run", "--eval_only")[1].splitlines()[-1].replace("test ", "")
+    assert run("--resume", "run", "--eval_data", "test.csv", "--report")[1].splitlines()[-1] == (
+        f"{of_run} of test.csv"
+    )
+    assert Path("run/report/eval-test.csv/per_class.csv").is_file()
+    write("two.csv", [("text", "kind"), *((text, name) for name, text in rows(9, 2) if name < "c")])
+    out = run("--resume", "run", "--eval_data", "two.csv", "--label_column", "kind")[1]
+    assert "two.csv has no samples of 1 of the 3 classes, such as 'cat'" in out
+    assert " % on 6 samples of two.csv" in out
+    write("more.csv", [("text", "kind"), ("a fur", "cat"), ("a tail", "dog"), ("a leg", "ox")])
+    more = ("--resume", "run", "--eval_data", "more.csv", "--label_column", "kind")
+    code, _, error = run(*more)
+    assert code == 2 and "(all) of class 'dog'" in error and "(all) of class 'ox'" in error
+    assert " % on 1 sample of more.csv" in run(*more, "--on_bad", "skip", "--max_bad", "1")[1]
+
+
 def test_a_vocabulary_file_is_kept_with_the_run(run, own_texts):
     words = sorted(" ".join(WORDS.values()).split())
     vocabulary = Path(write("vocab.txt", [[word] for word in ["<unk>", *words]]))

@@ -16,6 +16,7 @@ CHOOSE_RUN = {
     "output",
     "resume",
     "eval_only",
+    "eval_data",
     "predict",
     "predictions",
     "export",

@@ -108,6 +108,18 @@ def test_engines_for_steps_are_for_training(flags, make_run):
         assert line == f"note: {flags[0]} has no effect: {action[0]} does not train"
 
 
+def test_other_data_are_measured_as_they_are(make_run, tmp_path):
+    """Flags of files have an effect on them, whatever the run's data; the run's own data have
+    none."""
+    run = make_run("--val_fraction", "0.2")
+    for flags in (["--on_bad", "skip"], ["--encoding", "cp1252"], ["--report"], ["--flip_test"]):
+        settings, lines = noted("--resume", run, "--eval_data", "x", *flags)
+        assert lines == [] and settings.action.name == "eval_only"
+    assert "--eval_data names the data" in refused(
+        "--resume", run, "--eval_data", "x", "--data_dir", "y"
+    )
+
+
 def test_unfreeze_epoch_needs_a_frozen_backbone():
     assert "without --freeze_backbone" in refused("--unfreeze_epoch", "3")
 

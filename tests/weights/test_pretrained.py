@@ -229,6 +229,7 @@ def test_run_gives_its_best_checkpoint_and_the_average(tmp_path):
     assert first_value(tmp_path) == 5
     assert load_pretrained(tmp_path).source_text.endswith("step 1, averaged")
     assert first_value(tmp_path / "checkpoints" / "step-00000002") == 2
+    assert load_pretrained(tmp_path, use="last").source_text.endswith("step 2")
     (best / "model.safetensors").write_bytes(b"")
     refused(best, best, "is damaged", "another checkpoint")
     said = []

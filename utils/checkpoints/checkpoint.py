@@ -231,24 +231,20 @@ class Checkpoints:
         `newest` that has one and was the best when it was saved; None if there is none."""
         if best_step is None or self.path(best_step).is_dir():
             return best_step
-        older = [step for step in self.steps() if step <= newest and self._was_best(step)]
+        older = [step for step in self.steps() if step <= newest and self._best_as_of(step) == step]
         return max(older, default=None)
 
     def best_of_run(self) -> int | None:
         """The best step on the validation split, as the newest checkpoint says; None: not known."""
         newest = max(self.steps(), default=0)
+        return self.existing_best(self._best_as_of(newest), newest)
+
+    def _best_as_of(self, step: int) -> int | None:
+        """The best step when the checkpoint of `step` was saved; None: not known."""
         try:
-            state = json.loads((self.path(newest) / STATE).read_bytes())
-            return self.existing_best(state["progress"]["best_step"], newest)
+            return json.loads((self.path(step) / STATE).read_bytes())["progress"]["best_step"]
         except (OSError, *MALFORMED):
             return None
-
-    def _was_best(self, step: int) -> bool:
-        try:
-            state = json.loads((self.path(step) / STATE).read_bytes())
-            return state["progress"]["best_step"] == step
-        except (OSError, *MALFORMED):
-            return False
 
     def adopt(self, other: Path, step: int) -> None:
         """Copies the checkpoint of `step` from another run's folder, if there is one. It is
@@ -287,6 +283,30 @@ class Checkpoints:
         if steps:
             raise UserError(f"all checkpoints in {self.folder} are damaged: start a new run")
         return None
+
+    def model(self, use: str | None = None) -> Checkpoint | None:
+        """The checkpoint whose weights are the model of the run: the best on the validation split,
+        or, without one or with `use` "last", the newest. UserError: `use` is "best" and there is
+        none; else as of `load`."""
+        newest = self.load()
+        if newest is None or use == "last":
+            return newest
+        best = self.existing_best(self._best_as_of(newest.step), newest.step)
+        if best is None and use == "best":
+            raise UserError(
+                f"--use best: no checkpoint of {self.folder.parent} is the best on a validation "
+                "split: leave it out"
+            )
+        if best is None or best == newest.step:
+            return newest
+        try:
+            return read_checkpoint(self.path(best))
+        except DamagedCheckpoint as error:
+            self.warn(
+                f"note: the best checkpoint, {self.path(best)}, is damaged ({error}): the last "
+                "weights are used"
+            )
+            return newest
 
     def _prune(self, newest: int, best_step: int | None) -> None:
         """Deletes all but the newest and the best. Steps after `newest` are damaged ones, before

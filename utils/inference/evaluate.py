@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
+from utils.plural import counted
 from utils.reporting.run_folder import REPORT, default_path
 from utils.runs.prepare import ReadyModel
 from utils.runs.run import Run, which_weights
@@ -28,26 +29,30 @@ def evaluate_only(run: Run, ready: ReadyModel, task: Task, checkpoint: Checkpoin
 
         model = OnnxModel(ready.model, samples_for(task.card), run.console.say)
         ready = replace(ready, model=model)
-    classes = task.data.classes
+    classes, other = task.data.classes, run.settings.eval_data
+    if other and (absent := set(range(len(classes))).difference(task.test.labels.tolist())):
+        count = f"{len(absent):,} of the {len(classes):,} classes, such as {classes[min(absent)]!r}"
+        run.console.say(f"note: {other} has no samples of {count}")
     result = measure_split(run, ready, task.test, len(classes) if report else None, flip)
     if report:
         folder = folder or default_path(run.model_name, run.data_name)
         report_classes(run, result, classes, _report_folder(run, folder, checkpoint))
-    split = "validation" if task.test is task.val else "test"
+    split = "validation " if task.test is task.val else "" if other else "test "
     run.console.say(
-        f"{what}: {split} loss {result.loss:.4f}, {split} accuracy {result.accuracy:.2f} % on "
-        f"{result.samples:,} samples"
+        f"{what}: {split}loss {result.loss:.4f}, {split}accuracy {result.accuracy:.2f} % on "
+        f"{counted(result.samples, 'sample')}" + (f" of {other}" if other else "")
     )
     if flip:
         run.console.say(flip_text(result))
 
 
 def _report_folder(run: Run, folder: Path, checkpoint: Checkpoint | None) -> Path:
-    """Of a checkpoint that is not the run's model, a subfolder: report/ describes the model."""
-    if checkpoint is None:
-        return folder / REPORT
-    store = Checkpoints(folder / "checkpoints")
-    best = None if run.settings.use == "last" else store.best_of_run()
-    if checkpoint.step == (best or max(store.steps(), default=checkpoint.step)):
-        return folder / REPORT
-    return folder / REPORT / f"step-{checkpoint.step:08}"
+    """report/ describes the run's model on the test set: of another checkpoint or other data, a
+    subfolder."""
+    store, folder = Checkpoints(folder / "checkpoints"), folder / REPORT
+    if checkpoint is not None:
+        best = None if run.settings.use == "last" else store.best_of_run()
+        if checkpoint.step != (best or max(store.steps(), default=checkpoint.step)):
+            folder /= f"step-{checkpoint.step:08}"
+    other = run.settings.eval_data
+    return folder / f"eval-{Path(other).resolve().name}" if other else folder

@@ -267,9 +267,7 @@ class Run:
             except DamagedCheckpoint as error:
                 raise UserError(f"--resume {path} is damaged ({error}): try {source}") from None
         else:
-            loaded = store.load()
-            if loaded is not None and not settings.action.trains:
-                loaded = self._model_of(loaded, store)
+            loaded = store.load() if settings.action.trains else store.model(settings.use)
         steps = self.exchange.gather_json(loaded and loaded.step)
         if len(set(steps)) > 1:
             raise UserError(
@@ -292,28 +290,6 @@ class Run:
             self._keep_samples_per_step(loaded.run_info)
             self._look_for_best(loaded, store)
         return loaded
-
-    def _model_of(self, newest, store):
-        """The checkpoint whose weights are the model of the run, as --use says."""
-        from utils.checkpoints.checkpoint import DamagedCheckpoint, read_checkpoint
-
-        use = self.settings.use
-        best = store.existing_best(newest.state["progress"]["best_step"], newest.step)
-        if best is None and use == "best":
-            raise UserError(
-                f"--use best: no checkpoint of {self.resumed_folder()} is the best on a validation "
-                "split: leave it out"
-            )
-        if use == "last" or best in (None, newest.step):
-            return newest
-        try:
-            return read_checkpoint(store.path(best))
-        except DamagedCheckpoint as error:
-            self.console.say(
-                f"note: the best checkpoint, {store.path(best)}, is damaged ({error}): the last "
-                "weights are used"
-            )
-            return newest
 
     def _look_for_best(self, checkpoint, store) -> None:
         """If the best checkpoint so far is gone, the best one before it that is still there takes
@@ -361,14 +337,11 @@ class Run:
 
             agree_on_data(self.exchange, fingerprint, flags)
         if checkpoint is not None and checkpoint.run_info["data_fingerprint"] != fingerprint:
-            run, otherwise = self.resumed_folder(), "start a new run"
-            if not self.settings.action.trains:
-                otherwise = (
-                    f"evaluate on other data by --config {run}/config.yaml --pretrained {run}"
-                )
+            run, trains = self.resumed_folder(), self.settings.action.trains
+            evaluate = f"evaluate on other data by --resume {run} --eval_data PATH"
             raise UserError(
                 f"these are not the data that the run in {run} was trained on; name the old data "
-                f"({flags}), or {otherwise}"
+                f"({flags}), or {'start a new run' if trains else evaluate}"
             )
 
     @property

@@ -33,6 +33,7 @@ class Action:
         many_processes: it can be done by several processes at once.
         uses: settings of OF_TRAINING that it uses without training.
         options: settings that belong to it alone.
+        implied_by: likewise, which ask for it, too.
         without_effect: {setting: why it has no effect with this action}, beside OF_TRAINING for
             an action that does not train.
     """
@@ -45,10 +46,11 @@ class Action:
     takes_weights: bool = False
     uses: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    implied_by: tuple[str, ...] = ()
     without_effect: Mapping[str, str] = field(default_factory=dict)
 
     def asked_for(self, settings: Mapping) -> bool:
-        return self is TRAIN or bool(settings.get(self.name))
+        return self is TRAIN or any(settings.get(n) for n in (self.name, *self.implied_by))
 
     def ineffective(self) -> Iterator[tuple[str, str]]:
         """(setting, reason) for each without effect."""
@@ -72,7 +74,7 @@ ACTIONS = (
             "engine": "--check tries PyTorch alone",
         },
     ),
-    Action("eval_only", many_processes=True, takes_weights=True),
+    Action("eval_only", many_processes=True, takes_weights=True, implied_by=("eval_data",)),
     Action("predict", needs_data=False, options=("predictions",), without_effect=NO_REPORT),
     Action(
         "export",

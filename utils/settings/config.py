@@ -38,7 +38,7 @@ from utils.settings.yaml_file import read_yaml_file
 # Settings of one invocation: never saved in a recipe, nor kept by --resume.
 INVOCATION_ONLY = (
     *("config", "host_config", "output", "resume", "profile", "distributed"),
-    *(name for action in ACTIONS for name in (action.name, *action.options) if action is not TRAIN),
+    *(n for a in ACTIONS for n in (a.name, *a.options, *a.implied_by) if a is not TRAIN),
 )
 MODEL = "model"  # the group of a model's own flags, which are essential, too
 DEFAULT, FILE, HOST, COMMAND_LINE = "default", "YAML", "host_config", "command line"
@@ -133,7 +133,8 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
         _check_unchanged(config_class, run, saved, _without(idle, new))
         action = asked_for(new)[0]
         of_training = () if action.trains else KEPT_BY_TRAINING
-        of_data = () if action.needs_data else KEPT_WITH_DATA
+        same_data = action.needs_data and not new.get("eval_data")
+        of_data = () if same_data else KEPT_WITH_DATA
         kept = saved.keys() - {*of_training, *of_data}
         values |= {name: saved[name] for name in kept} | {"output": str(run)}
         origin |= {name: came for name, came in origins.items() if name in kept}

@@ -207,19 +207,20 @@ class PictureSettings(Config):
 
     def ineffective(self):
         yield from super().ineffective()
+        of_other_files = self.predict or self.eval_data
         if self.dataset not in OWN_PICTURES:
             reason = f"it is for your own pictures, and those of --dataset {self.dataset} are not"
             names: tuple[str, ...] = ("test_fraction", "val_is_validation", "decode", "loader")
             of_files = ("on_bad", "resize_mode", "transparency", "white_level")
-            names += () if self.predict else of_files
+            names += () if of_other_files else of_files
             yield from ((name, reason, "dataset") for name in names)
-            if self.image_size is None:
+            if self.image_size is None and not self.eval_data:
                 reason = f"--dataset {self.dataset} is in memory, unless --image_size resizes it"
                 names = ("cache_dir",) if self.predict else ("cache_dir", "workers")
                 yield from ((name, reason, "dataset") for name in names)
         elif self.predict:
             yield "loader", "--predict decodes files in threads, by Pillow", "predict"
-        if self.dataset != "csv":
+        if self.dataset != "csv" and not self.eval_data:
             yield "encoding", "it is that of the lists of --dataset csv", "dataset"
         if self.resize_mode != "crop":
             reason = f"--resize_mode {self.resize_mode} keeps the whole picture"
@@ -237,9 +238,10 @@ class PictureSettings(Config):
         if self.val_is_validation and self.eval_every == 0:
             reason = "--eval_every 0 never measures on that split"
             yield "val_is_validation", reason, "eval_every"
-        if self.val_is_validation:
+        if self.val_is_validation and not self.eval_data:
             reason = "--val_is_validation leaves no test set"
             yield from ((n, reason, "val_is_validation") for n in ("report", "flip_test"))
+        if self.val_is_validation:
             for name in ("test_fraction", "val_fraction"):
                 yield name, "--val_is_validation takes val/ for validation", "val_is_validation"
         if self._auto_augment() is not None and not self._auto_augment().jitters:

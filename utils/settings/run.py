@@ -92,6 +92,11 @@ class RunSettings(Config):
         "Evaluate the checkpoint named by --resume, or the weights named by --pretrained, on the "
         "test set, and stop",
     )
+    eval_data: str | None = use_flag(
+        None,
+        "Evaluate the model named by --resume on all labelled samples of other data, which have "
+        "its classes or some of them: a folder or list of pictures, or a table of texts",
+    )
     use: str | None = use_flag(
         None,
         "Weights that are the model of the run, for its report and whatever is done with it: the "
@@ -131,7 +136,7 @@ class RunSettings(Config):
             yield "use", "--resume names a checkpoint", "resume"
         if self.eval_every == 0:
             yield "eval_on_start", "--eval_every 0 makes no evaluations", "eval_every"
-        if not self.final_test:
+        if not self.final_test and self.action.trains:
             yield "report", "--no_final_test measures nothing on the test set", "final_test"
         for action in (action for action in asked if action.trains):
             for name, reason in action.ineffective():
@@ -143,11 +148,12 @@ class RunSettings(Config):
         if len(chosen) > 1:
             raise UserError(f"--{chosen[0].name} and --{chosen[1].name}: give only one of them")
         if chosen and chosen[0].needs_run and self.resume is None:
-            named = chosen[0].takes_weights and self.pretrained is not None
-            other = ", or its weights by --pretrained" if chosen[0].takes_weights else ""
-            if not named:
+            by_weights = chosen[0].takes_weights and self.eval_data is None
+            other = ", or its weights by --pretrained" if by_weights else ""
+            name = "eval_data" if self.eval_data else chosen[0].name
+            if self.pretrained is None or not by_weights:
                 raise UserError(
-                    f"--{chosen[0].name} needs a trained model: name its run by --resume RUN{other}"
+                    f"--{name} needs a trained model: name its run by --resume RUN{other}"
                 )
         if self.early_stop_patience is not None:
             self._need_evaluations("--early_stop_patience")

@@ -122,17 +122,18 @@ class TextFlags(Config):
 
     def ineffective(self):
         yield from super().ineffective()
+        of_other_file = self.predict or self.eval_data
         if self.dataset != "csv":
             reason = f"--dataset {self.dataset} has its own texts; the flag is for csv"
-            for name in ("train_file", "test_file", "val_file", "label_column", "test_fraction"):
-                yield name, reason, "dataset"
-            for name in () if self.predict else ("text_columns", "header"):
+            names: tuple[str, ...] = ("train_file", "test_file", "val_file", "test_fraction")
+            names += () if self.eval_data else ("label_column",)
+            for name in names + (() if of_other_file else ("text_columns", "header")):
                 yield name, reason, "dataset"
         else:
             yield "data_dir", "--dataset csv reads --train_file and --test_file", "dataset"
         if self.dataset == "headlines":
             yield "data_dir", "--dataset headlines is built in and reads no files", "dataset"
-            for name in () if self.predict else ("on_bad", "max_bad", "encoding"):
+            for name in () if of_other_file else ("on_bad", "max_bad", "encoding"):
                 yield name, "--dataset headlines has no bad rows", "dataset"
         if self.on_bad == "error" or self.predict:
             yield "max_bad", "it is for --on_bad skip, while training and testing", "on_bad"

@@ -85,6 +85,9 @@ def load_image_task(
         require_dali()
     exchange = exchange or Exchange()
     workers = workers or Workers.divide(exchange.size, exchange.rank, exchange.size)
+    measured = settings.eval_data
+    if measured:
+        settings = _for_all_of(measured, settings, source)
     with exchange.in_turn():  # one rank downloads and decodes, the others find it done
         data = load_image_data(
             settings.dataset,
@@ -97,13 +100,14 @@ def load_image_task(
             decode=settings.decode,
             form=settings.form,
             workers=settings.workers,
+            classes=source.classes if measured else None,
         )
     data = _take_val(data, settings, console)
     train, val = _divide(data, settings)
     height, width, channels = train.shape
     if settings.eval_size not in (None, height):
         data, val = _resized(data, val, settings.eval_size)
-    console.say(_description(data, train, val))
+    console.say(_description(data, None if measured else train, val))
     for note in [*data.notes, *names_notes(data.classes)]:
         console.say(f"note: {note}")
     normalisation = source and source.normalisation(channels)
@@ -129,6 +133,9 @@ def load_image_task(
         )
 
     val_loader = loader(val) if val else None
+    test_loader = val_loader if val is data.test else loader(data.test)
+    if measured:
+        return ImageTask(data, card, test_loader, test_loader, None, pool=pool)
     return ImageTask(
         data,
         card,
@@ -153,7 +160,7 @@ def load_image_task(
             ),
             hold_out=auto and auto.hold_out,
         ),
-        test=val_loader if val is data.test else loader(data.test),
+        test=test_loader,
         val=val_loader,
         auto=auto,
         # Without the pool: they are read in the middle of a training epoch, for which the pool
@@ -162,6 +169,19 @@ def load_image_task(
         trained=None if auto is None else loader(train.part(auto.trained), pool=None),
         pool=pool,
     )
+
+
+def _for_all_of(path: str, settings: ImageSettings, card: ModelCard) -> ImageSettings:
+    """Settings by which all of `path` is read for the trained model whose card this is."""
+    if not os.path.exists(path):
+        raise UserError(f"--eval_data {path}: there is no such file or folder")
+    if card.channels != 3:
+        raise UserError(f"--eval_data {path}: the model takes gray pictures; use --predict")
+    kind = "csv" if os.path.isfile(path) else "imagefolder"
+    changed: dict[str, Any] = {"dataset": kind, "data_dir": path, "image_size": card.height}
+    changed |= dict.fromkeys(("eval_size", "test_fraction", "subset"))
+    changed |= {"val_fraction": 0.0, "val_is_validation": False, "mixup": "none"}
+    return dataclasses.replace(settings, **changed)
 
 
 def _take_val(data: ImageData, settings: ImageSettings, console: Console) -> ImageData:
@@ -223,7 +243,7 @@ def _resized(data: ImageData, val: Any, size: int) -> tuple[ImageData, PictureSp
     return dataclasses.replace(data, test=test), val
 
 
-def _description(data: ImageData, train: PictureSplit, val: PictureSplit | None) -> str:
+def _description(data: ImageData, train: PictureSplit | None, val: PictureSplit | None) -> str:
     note = f", {counted(data.skipped, 'bad file')} left out" if data.skipped else ""
     test = None if val is data.test else data.test  # --val_is_validation
     counts = counts_text("pictures", train, val, test)

@@ -65,7 +65,7 @@ class Task:
         raise NotImplementedError
 
 
-def counts_text(samples: str, train: Sized, val: Sized | None, test: Sized | None) -> str:
+def counts_text(samples: str, train: Sized | None, val: Sized | None, test: Sized | None) -> str:
     """ "600 training, 60 validation, 100 test pictures", without the splits that are None.
 
     Args:

@@ -2,21 +2,30 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import torch
 
 from utils.data.class_names import names_notes
 from utils.data.texts.cache import load_tokenized
+from utils.data.texts.csv_texts import notes_of, read_files, to_texts
 from utils.data.texts.loader import TextLoader
 from utils.data.texts.published_csv import line_end_of
 from utils.data.texts.rows import column_names
 from utils.data.texts.sources import TextRequest
-from utils.data.texts.token_store import TokenizedData, TokenSplit, lines_on_losses
+from utils.data.texts.token_store import (
+    TokenizedData,
+    TokenSplit,
+    content_fingerprint,
+    lines_on_losses,
+)
+from utils.data.texts.tokenizer import encode, tokenizer_from_json
 from utils.data.texts.tokenizer_request import TokenizerRequest
 from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.local.workers import Workers
+from utils.plural import counted
 from utils.reporting.console import Console
 from utils.settings import TextSettings
 from utils.settings.config import COMMAND_LINE, DEFAULT, FILE
@@ -169,6 +178,23 @@ def _loader(
     )  # fmt: skip
 
 
+def _load_all_of(path: Path, run, card: TextCard) -> TextTask:
+    """All texts of a table, for the trained model whose card this is."""
+    settings, say, classes = run.settings, run.console.say, list(card.classes)
+    samples = read_files(_text_request(settings), {"test": path}, card.classes, card.line_end)
+    texts = to_texts(samples["test"], classes)
+    tokens, offsets = encode(tokenizer_from_json(card.tokenizer), texts.texts)
+    split = TokenSplit(tokens, offsets, texts.labels)
+    losses = lines_on_losses({"test": [split]}, card.tokenizer, card.max_len, trained=True)
+    for note in notes_of(samples) + losses:
+        say(note)
+    say(f"{counted(len(texts), 'text')} of {len(classes)} classes from {path}")
+    fingerprint = content_fingerprint(classes, card.tokenizer, {"test": split})
+    data = SimpleNamespace(classes=classes, fingerprint=fingerprint)
+    test = _loader(split, settings, run.device, run.exchange)
+    return TextTask(data, card, test, test, None)
+
+
 class Texts(Kind):
     """The kind of task whose samples are texts. Weights keep the tokenizer that they were trained
     with."""
@@ -180,6 +206,8 @@ class Texts(Kind):
 
     def load_task(self, run, card, pretrained) -> TextTask:
         settings = self.settings
+        if settings.eval_data is not None:
+            return _load_all_of(Path(settings.eval_data), run, card)
         if pretrained is not None and isinstance(pretrained.card, TextCard):
             card = pretrained.card
             check_belongs(settings, run.origin, card)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from utils.checkpoints.checkpoint import (
     MODEL,
     STATE,
+    Checkpoint,
     Checkpoints,
     DamagedCheckpoint,
     read_checkpoint,
@@ -57,10 +58,10 @@ class Pretrained:
         return (self.mean, self.std) if channels == len(self.mean) else None
 
 
-def load_pretrained(source: str | Path, say: Callable = print) -> Pretrained:
+def load_pretrained(source: str | Path, say: Callable = print, use=None) -> Pretrained:
     """Reads weights from one of
 
-    - the folder of a run: its best checkpoint if it has a validation split, else its newest;
+    - the folder of a run: its model, see `Checkpoints.model`;
     - the folder of a checkpoint;
     - a model's folder from the Hugging Face hub, with config.json, or that in the hub's cache;
     - a `.safetensors` file, or a `.pth`, `.pth.tar`, `.pt` or `.bin` file of PyTorch; one within a
@@ -70,6 +71,7 @@ def load_pretrained(source: str | Path, say: Callable = print) -> Pretrained:
 
     Args:
         say: is given a line on each checkpoint skipped because it is damaged.
+        use: "best" or "last" weights of a run; None: its model.
 
     Raises:
         UserError: no weights can be read from `source`.
@@ -77,7 +79,7 @@ def load_pretrained(source: str | Path, say: Callable = print) -> Pretrained:
     path = Path(source)
     if path.is_dir():
         hub = _hub_folder(path)
-        return _from_folder(path, say) if hub is None else _from_hub_folder(hub)
+        return _from_folder(path, say, use) if hub is None else _from_hub_folder(hub)
     if not path.is_file():
         raise UserError(
             f"--pretrained {source}: there is no such file or folder; give a file of "
@@ -288,33 +290,22 @@ def _shape(tensor: Tensor) -> str:
 # ---- sources ----------------------------------------------------------------------------------
 
 
-def _from_folder(path: Path, say: Callable) -> Pretrained:
+def _from_folder(path: Path, say: Callable, use: str | None = None) -> Pretrained:
     """The weights of a run, or of one of its checkpoints."""
     try:
         if (path / MODEL).exists() or (path / STATE).exists():
-            checkpoint = read_checkpoint(path)
+            checkpoint: Checkpoint | None = read_checkpoint(path)
         else:
             folder = path if path.name == "checkpoints" else path / "checkpoints"
-            store = Checkpoints(folder, warn=say)
-            newest = store.load()
-            if newest is None:
-                raise UserError(
-                    f"--pretrained {path} has no checkpoint: give the folder of a run that has one"
-                )
-            checkpoint = newest
-            best = (checkpoint.state.get("progress") or {}).get("best_step")
-            best = store.existing_best(best, checkpoint.step)
-            if best is not None and best != checkpoint.step:
-                better = store.path(best)
-                try:
-                    checkpoint = read_checkpoint(better)
-                    path = better
-                except DamagedCheckpoint as error:
-                    say(f"the best checkpoint, {better}, is damaged ({error}): using the newest")
+            checkpoint = Checkpoints(folder, warn=say).model(use)
     except DamagedCheckpoint as error:
         raise UserError(
             f"--pretrained {path} is damaged ({error}): give another checkpoint of the run"
         ) from None
+    if checkpoint is None:
+        raise UserError(
+            f"--pretrained {path} has no checkpoint: give the folder of a run that has one"
+        )
     averaged = "" if checkpoint.average is None else ", averaged"
     source = f"{path}, step {checkpoint.step}{averaged}"
     data = checkpoint.run_info.get("data")

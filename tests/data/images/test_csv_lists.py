@@ -55,6 +55,19 @@ def test_lists_of_each_split(folder, decode):
         assert np.array_equal(data.test.images, [noise(8, i) for i in range(7, 1, -1)])
 
 
+@pytest.mark.parametrize("decode", ["once", "always"])
+def test_all_of_a_list_is_for_a_trained_model(folder, decode):
+    """Also of one beside others; with some of the model's classes, in the model's order."""
+    write(folder / "train.csv", ROWS)
+    write(folder / "test.csv", ["images/1.png,dog", "images/3.png,dog"])
+    model = {"classes": ["eel", "dog", "cat"], "decode": decode}
+    data = load(folder / "train.csv", **model)
+    assert data.classes == model["classes"] and data.test.labels.tolist() == [2, 1] * 4
+    assert load(folder / "test.csv", **model).test.labels.tolist() == [1, 1]
+    write(folder / "test.csv", ["images/1.png,dog", "images/3.png,ox", "images/4.png,yak"])
+    refused(folder / "test.csv", "2 labels", "'ox' in line 3, 'yak' in line 4", **model)
+
+
 def test_columns_are_told_and_another_encoding_is_asked_for(folder):
     (folder / "images" / "0.png").rename(folder / "images" / "ö.png")
     rows = [ROWS[0].replace("0", "ö"), *ROWS[1:]]
@@ -116,7 +129,7 @@ def test_columns_and_delimiters(folder, name, header, row):
     rows = [row.format(i=i, label=names[i % 2], folder=folder) for i in range(8)]
     write(folder / name, rows, header)
     write(folder / "test.csv", ROWS[:1], "file,label")
-    refused(folder, "test.csv, line 2 has the label 'cat'")
+    refused(folder, "test.csv has 1 label", "'cat' in line 2")
     write(folder / "test.csv", ["images/3.png,a cat"], "file,label")
     data = load(folder)
     assert data.classes == names and data.train.labels.tolist() == [0, 1] * 4

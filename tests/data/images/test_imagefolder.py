@@ -111,6 +111,32 @@ def test_the_cache_of_a_divided_tree_may_be_read_only(tmp_path, monkeypatch):
     np.testing.assert_allclose(load(root, test_fraction=0.4).mean, pixels.mean(0))
 
 
+@pytest.mark.parametrize("decode", ["once", "always"])
+@pytest.mark.parametrize("splits", [("",), ("test",), ("train", "test"), ("train", "valid")])
+def test_all_of_a_tree_is_for_a_trained_model(tmp_path, splits, decode):
+    """With some of the model's classes, in the model's order."""
+    root = make_tree(tmp_path / "new", splits)
+    model = {"classes": ["eel", "dog", "cat"], "decode": decode, "image_size": 8}
+    data = load(root, **model)
+    assert data.classes == model["classes"] and data.val is None
+    assert data.test.labels.tolist() == ([2] * 4 + [1] * 4) * len(splits)
+    counts = ", ".join(f"8 pictures of {split}/" for split in splits)
+    assert data.notes == ([f"measured are {counts}"] if splits[0] else [])
+    refused(root, "2 classes that the training pictures", "('cat', 'dog')", classes=["eel", "ox"])
+
+
+def test_a_single_class_and_pictures_without_one_beside_a_trained_model(tmp_path):
+    root = make_tree(tmp_path / "new", ("val",), classes=("cat",))
+    (root / "test").mkdir()
+    shutil.copy(root / "val" / "cat" / "000.png", root / "test")
+    data = load(root, classes=["cat", "dog"])
+    assert data.test.labels.tolist() == [0] * 4
+    assert data.notes == [
+        "measured are 4 pictures of val/, none of test/, whose classes are not known"
+    ]
+    refused(root / "test", "no class folders", "move the folder away", classes=["cat", "dog"])
+
+
 def test_a_cache_inside_the_tree_is_no_class(tmp_path):
     root = make_tree(tmp_path, ("",))
     for _ in range(2):

@@ -151,5 +151,8 @@ def test_names_of_synsets(imagenet):
     expected = ["tench, Tinca tinca", "crane (n02)", "crane (n03)"]
     for decode in ("once", "always"):
         assert load(imagenet, decode=decode).classes == expected
+        data = load(imagenet, decode=decode, classes=expected)  # all, for a trained model
+        assert data.classes == expected
+        assert data.test.labels.tolist() == [0, 0, 1, 1, 2, 2, 1, 2, 0, 1]
     names.write_text("n01 tench\n")  # not all of them
     assert load(imagenet).classes == list(CLASSES)

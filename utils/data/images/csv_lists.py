@@ -52,8 +52,8 @@ def load_csv(
     Raises:
         UserError: there is no list, a row of it is wrong, or see `load_listings`.
     """
-    lists = _find_lists(data_dir, test_fraction)
-    listings, classes, remark = {}, None, ""
+    listings, classes, remark = {}, settings.pop("classes", None), ""
+    lists = {"test": data_dir} if classes else _find_lists(data_dir, test_fraction)
     for split, path in lists.items():
         try:
             table = read_table(path, "picture", encoding)
@@ -129,8 +129,6 @@ def _read_list(
     if classes is None:
         numbers = all(label.isascii() and label.isdecimal() for label in labels)
         classes = sorted(set(labels), key=int if numbers else None)
-        if len(classes) < 2:
-            raise UserError(f"{path} has only the class {labels[0]!r}: a classifier needs two")
     repeats = _repeats(path, names, labels, lines)
     if once and repeats:
         names, labels = (
@@ -158,7 +156,7 @@ def _rows(
     empty."""
     path, known = table.path, {normalize("NFC", name) for name in known}
     file_column, label_column, header = columns
-    names, labels, lines = [], [], []
+    names, labels, lines, others = [], [], [], {}
     for row in table.rows[header:]:
         if row.problem is not None:
             raise UserError(f"{path}, line {row.line} {row.problem}: correct the line")
@@ -167,13 +165,14 @@ def _rows(
             what = "label" if name else "file"
             raise UserError(f"{path}, line {row.line} has no {what}: fill it in, or remove it")
         if known and normalize("NFC", label) not in known:
-            raise UserError(
-                f"{path}, line {row.line} has the label {label!r}, which the training pictures do "
-                "not have"
-            )
+            others.setdefault(label, row.line)
         names.append(name)
         labels.append(label)
         lines.append(row.line)
+    if others:
+        some = ", ".join(f"{label!r} in line {line}" for label, line in [*others.items()][:5])
+        count = counted(len(others), "label")
+        raise UserError(f"{path} has {count} that the training pictures do not have: {some}")
     if not names:
         raise UserError(f"{path} lists no pictures: give a file with a row for each picture")
     return names, labels, lines

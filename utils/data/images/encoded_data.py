@@ -51,7 +51,6 @@ def load_encoded(
         UserError: see `find_index`; or the labels do not fit the classes.
     """
     found = find_index(root, files, how)
-    train = found.splits[next(iter(files))]
     labels = {
         split: records.table["label"].astype(np.int64) for split, records in found.splits.items()
     }
@@ -64,7 +63,7 @@ def load_encoded(
         labels = {split: values - 1 for split, values in labels.items()}
     _check_labels(root, labels, classes)
     if image_size is None:
-        image_size = _choose_size(train.table)
+        image_size = _choose_size(found.splits[next(iter(files))].table)
     splits = {
         split: EncodedSplit(EncodedPictures(records, image_size, form), labels[split])
         for split, records in found.splits.items()
@@ -73,21 +72,20 @@ def load_encoded(
         kept, held_out = stratified_split(labels["all"], test_fraction, TEST_SEED, classes)
         splits = {"train": splits["all"].part(kept), "test": splits["all"].part(held_out)}
     test, val = splits.get("test"), splits.get("val")
+    train = splits.get("train", test)
     val_is_test = test is None
     if val_is_test:
         test, val = val, None
     what = [found.index.fingerprint, classes, image_size, form.crop_ratio, test_fraction]
     key = hashlib.sha256(json.dumps(what + form.key()).encode()).hexdigest()
     size = sum(map(len, labels.values())) * 3 * image_size**2 / 1e9
-    mean, std = kept_statistics(
-        found.folder, key, lambda: _statistics(splits["train"], how.workers)
-    )
+    mean, std = kept_statistics(found.folder, key, lambda: _statistics(train, how.workers))
     data = ImageData(
         name=name,
         classes=classes,
         mean=mean,
         std=std,
-        train=splits["train"],
+        train=train,
         test=test,
         val=val,
         fingerprint=key,
@@ -110,7 +108,7 @@ def _check_labels(root: Path, labels: dict[str, np.ndarray], classes: list[str])
                 f"{len(classes):,} classes of the training pictures"
             )
     counts = np.bincount(next(iter(labels.values())), minlength=len(classes))
-    if not counts.all():
+    if not counts.all() and list(labels) != ["test"]:
         lost = classes[int(counts.argmin())]
         raise UserError(
             f"no readable training picture in {root} is of class {lost!r}: add some, or remove the "

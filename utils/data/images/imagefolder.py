@@ -30,14 +30,15 @@ from utils.plural import counted
 
 LAYOUT = "expected train/<class>/ and perhaps test/<class>/ or val/<class>/, or <class>/ alone"
 _IGNORED = {"thumbs.db", "desktop.ini", "__macosx"}
+SHOWN = 5  # classes in a message
 # What often lies beside pictures. Opening each at every start would take 60 us.
 _TEXTS = {".txt", ".json", ".xml", ".csv", ".md", ".yaml", ".yml"}
 
 
 def load_imagefolder(
-    *, data_dir: Path, cache_dir: Path, test_fraction: float | None = None, **settings
+    *, data_dir: Path, cache_dir: Path, test_fraction: float | None = None, classes=(), **settings
 ) -> ImageData:
-    """The tree at `data_dir`, loaded by `load_listings`.
+    """The tree at `data_dir`, loaded by `load_listings`; `classes`: see `load_image_data`.
 
     val/ is the validation split if there is test/ with classes, else the test set. Files that are
     no pictures by their names and contents are passed over and counted; one that has the name of a
@@ -46,7 +47,8 @@ def load_imagefolder(
     Raises:
         UserError: the tree has another layout, or see `load_listings`.
     """
-    listings = list_tree(data_dir, test_fraction, cache_dir)
+    measured = classes and {"test": _list_all(data_dir, classes, cache_dir)}
+    listings = measured or list_tree(data_dir, test_fraction, cache_dir)
     data = load_listings(
         "imagefolder", data_dir, listings,
         cache_dir=cache_dir, test_fraction=test_fraction, **settings,
@@ -59,7 +61,7 @@ def load_imagefolder(
         count = f"{counted(len(strays), 'file')} passed over, which cannot be read as pictures: "
         count += f"{strays[0]}{', ...' * (len(strays) > 1)}"
         notes.append("; ".join([count, *unread_formats(strays)]))
-    classes = class_names(data_dir, data.classes)
+    classes = classes or class_names(data_dir, data.classes)
     return replace(data, classes=classes, source=source, notes=[*notes, *data.notes])
 
 
@@ -102,6 +104,30 @@ def list_tree(data_dir: Path, test_fraction: float | None, cache_dir: Path) -> d
     return listings
 
 
+def _list_all(root: Path, classes: list[str], cache_dir: Path) -> Listing:
+    """All pictures of `root`, or of its splits, whose classes are known, for a trained model."""
+    words = [word for word in SPLITS if word not in classes and (root / word).is_dir()]
+    names = sorted({name for word in words or [""] for name in _folders(root / word, cache_dir)})
+    folders = dict(zip(class_names(root, names), names, strict=True))  # of synsets
+    known = [folders.get(name, name) for name in classes]
+    parts, told = {}, []
+    for word in words or [""]:
+        try:
+            parts[word] = _list_split(root / word, known, cache_dir)
+            told.append(f"{counted(len(parts[word].paths), 'picture')} of {word}/")
+        except NoClasses:
+            if not parts:
+                raise
+            told.append(f"none of {word}/, whose classes are not known")
+    paths = [os.path.join(word, path) for word, part in parts.items() for path in part.paths]
+    labels, stats, strays, notes = (
+        [entry for part in parts.values() for entry in getattr(part, name)]
+        for name in ("labels", "stats", "strays", "notes")
+    )
+    notes += [f"measured are {', '.join(told)}"] if words else []
+    return Listing(root, classes, paths, labels, stats, strays, notes)
+
+
 def leaves_out_test(data_dir: Path, listings: dict[str, Listing]) -> bool:
     """Whether `list_tree` has left out test/."""
     return "val" in listings and "test" not in listings and (data_dir / "test").is_dir()
@@ -123,9 +149,10 @@ def _list_split(root: Path, known: list[str] | None, cache_dir: Path) -> Listing
         )
     unknown = [name for name in names if class_of[name] not in classes]
     if unknown:
+        some = ", ".join(map(repr, unknown[:SHOWN])) + ", ..." * (len(unknown) > SHOWN)
         raise UserError(
-            f"{root / unknown[0]} is a class that the training pictures do not have: rename it to "
-            "one of theirs, or remove it"
+            f"{root} has {counted(len(unknown), 'class')} that the training pictures do not have "
+            f"({some}): give them the names of theirs, such as {classes[0]!r}, or move them away"
         )
     paths, labels, stats = [], [], []
     strays: list[str] = []

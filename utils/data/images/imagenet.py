@@ -73,7 +73,7 @@ def flat_labels(root: Path, split: str, files: Sequence[str], classes: Sequence[
     known = {name: number for number, name in enumerate(classes)}
     known |= {str(number): number for number in range(len(classes)) if str(number) not in known}
     places = [root, root / split]
-    words = dict.fromkeys((split, SPLITS[split]))  # valid/ may come with val.txt
+    words = dict.fromkeys((split, SPLITS.get(split, split)))  # valid/ may come with val.txt
     patterns = [pattern.format(word) for word in words for pattern in MAPPINGS]
     for path in (place / pattern for place in places for pattern in patterns):
         if lines := text_lines(path):

@@ -70,13 +70,16 @@ def load_listings(
         name: of the data set.
         data_dir: the folder that it is in.
         listings: {"train", "test" and/or "val"}, or {"all"} to be divided by `test_fraction`; val
-            is the validation split if there is a test split, else the test set.
+            is the validation split if there is a test split, else the test set. {"test"} alone, for
+            a trained model, is `train`, too.
 
     Raises:
         UserError: a file cannot be decoded (unless `on_bad` is "skip"), or the cache cannot be
             written.
     """
     classes = next(iter(listings.values())).classes
+    if len(classes) < 2:
+        raise UserError(f"{data_dir} has only the class {classes[0]!r}: a classifier needs two")
     if image_size is None:
         image_size = _choose_size(next(iter(listings.values())))
     size = sum(len(listing.paths) for listing in listings.values()) * 3 * image_size**2
@@ -116,8 +119,8 @@ def load_listings(
     if test_fraction is not None:
         data = _divide(name, folder, index, splits["all"], test_fraction, source)
         return with_notes(data, folder, form)
-    train, test, val = (splits.get(name) for name in ("train", "test", "val"))
-    val_is_test = test is None
+    test, val = splits.get("test"), splits.get("val")
+    train, val_is_test = splits.get("train", test), test is None
     if val_is_test:
         test, val = val, None
     data = ImageData(

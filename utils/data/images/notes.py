@@ -29,7 +29,7 @@ def with_notes(data: ImageData, folder: Path, form: Form) -> ImageData:
 
     def found() -> list[str]:
         train: Any = data.train
-        if train.origins is None:  # of a cache from before there were any
+        if train.origins is None or train is data.test:  # of an earlier cache; of a trained model
             return []
         others: dict[str, Any] = {"validation": data.val, "test": data.test}
         with strict_pillow():

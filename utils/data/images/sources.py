@@ -116,19 +116,7 @@ class PictureSource(Protocol):
     pictures of another size than `image_size` are resized afterwards (resized.py).
     """
 
-    def __call__(
-        self,
-        *,
-        data_dir: Path,
-        cache_dir: Path,
-        image_size: int | None,
-        on_bad: str,
-        test_fraction: float | None,
-        decode: str,
-        form: Form,
-        workers: int,
-        progress: bool,
-    ) -> ImageData: ...
+    def __call__(self, *, data_dir: Path, cache_dir: Path, **settings) -> ImageData: ...
 
 
 def load_image_data(
@@ -144,6 +132,7 @@ def load_image_data(
     workers: int | None = None,
     progress: bool = True,
     encoding: str | None = None,
+    classes: Sequence[str] | None = None,
 ) -> ImageData:
     """Load the data set `name` of `IMAGE_DATASETS`.
 
@@ -163,19 +152,12 @@ def load_image_data(
         workers: threads that decode or resize; None: one per core.
         progress: show a bar on a terminal, or a plain line otherwise.
         encoding: of lists that are not UTF-8.
+        classes: of a trained model; all labelled pictures of an imagefolder, or of a list, are then
+            both `train` and `test`.
 
     Raises:
         UserError: the data is missing, damaged or unsuitable, or a setting does not apply to it.
     """
-    if name not in IMAGE_DATASETS:
-        known = ", ".join(sorted(IMAGE_DATASETS))
-        raise UserError(f"unknown data set {name!r}: --dataset takes one of {known}")
-    if on_bad not in ("error", "skip"):
-        raise UserError(f"--on_bad takes error or skip, not {on_bad!r}")
-    if image_size is not None and image_size < 1:
-        raise UserError(f"--image_size must be at least 1 pixel, not {image_size}")
-    if test_fraction is not None and not 0 < test_fraction < 1:
-        raise UserError(f"--test_fraction must lie between 0 and 1, not {test_fraction}")
     module, function = IMAGE_DATASETS[name].split(":")
     load: Callable[..., ImageData] = getattr(importlib.import_module(module), function)
     workers = max(1, usable_cores() if workers is None else workers)
@@ -190,6 +172,7 @@ def load_image_data(
         workers=workers,
         progress=progress,
         **({"encoding": encoding} if name == "csv" else {}),
+        **({} if classes is None else {"classes": list(classes)}),
     )
     try:
         data = load(test_fraction=test_fraction)

@@ -173,7 +173,7 @@ def notes_of(samples: dict[str, Samples]) -> list[str]:
                 "(--no_clean_text keeps links and markup)"
             )
     for role, part in samples.items():
-        if role != "train":
+        if role != "train" and "train" in samples:
             notes += repeated_texts(part.path.name, samples["train"].texts, part.texts)
     return notes
 

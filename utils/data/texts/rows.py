@@ -40,7 +40,8 @@ class Samples:
         bad, total = len(self.problems), len(self.problems) + len(self.texts)
         if most is None and bad:
             line, problem, _ = min(self.problems)
-            raise UserError(f"{self.path}: line {line} {problem}: correct it, or use --on_bad skip")
+            told = f"line {line} {problem}{self.lost() if bad > 1 else ''}"
+            raise UserError(f"{self.path}: {told}: correct it, or use --on_bad skip")
         if most is not None and bad > most * total:
             reasons = Counter(problem for _, problem, _ in self.problems).most_common(_SHOWN)
             told = "; ".join(f"{count:,}: {problem}" for problem, count in reasons)
