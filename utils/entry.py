@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import functools
+import importlib.util
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ from utils.launch.environment import (
 )
 from utils.launch.flags import check_launch_flags, take_launch_flags
 from utils.launch.signals import Signals, StoppedBySignal
+from utils.machine.packages import not_installed
 from utils.runs.run import Run
 from utils.settings.config import fields, parse
 from utils.settings.owners import with_owners
@@ -74,6 +76,8 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
         line = check_launch_flags(launch_flags, place, os.environ.get("CUDA_VISIBLE_DEVICES"))
         if line:
             say(line)
+        if importlib.util.find_spec("matplotlib") is None:  # else it is missed only at the end
+            raise ModuleNotFoundError(name="matplotlib")
         return act(settings, origin, signals) or 0
     except UnknownFlag as error:
         return _refuse(with_owners(error))
@@ -85,8 +89,9 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
                 print(stopped.line, file=sys.stderr, flush=True)
         return stopped.exit_code
     except Exception as error:
-        if isinstance(error, OSError) and (denied := denial(error)):
-            return _refuse(denied)
+        told = denial(error) if isinstance(error, OSError) else not_installed(error)
+        if told is not None:
+            return _refuse(told)
         if place is None or not _is_lost_peer(error):
             raise
         print(lost_peer_line(place.rank, error), file=sys.stderr, flush=True)
@@ -151,11 +156,11 @@ def run_model(
 
 
 def print_lines(lines: Callable[[], list[str]]) -> int:
-    """Prints what `lines()` returns; returns the exit code: 2, after a line, for a UserError."""
+    """Prints what `lines()` returns; returns the exit code: 2 for what the user can mend."""
     try:
         print("\n".join(lines()), flush=True)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (UserError, ModuleNotFoundError) as error:
+        print(f"error: {not_installed(error) or error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader, such as `head`, wants no more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit

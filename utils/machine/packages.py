@@ -1,8 +1,13 @@
 """Which packages are installed, and what the missing ones are for."""
 
 import importlib.util
+import os
+import sys
 from importlib import metadata
+from pathlib import Path
 from typing import NamedTuple
+
+from utils.errors import UserError
 
 
 class Package(NamedTuple):
@@ -61,6 +66,17 @@ def installed(packages: tuple[Package, ...]) -> dict[str, str | None]:
         there = importlib.util.find_spec(package.module) is not None
         found[package.name] = (version_of(package.name) or "unknown version") if there else None
     return found
+
+
+def not_installed(error: Exception) -> UserError | None:
+    """The error for the user if a package of requirements.txt could not be imported."""
+    module = error.name if isinstance(error, ModuleNotFoundError) else None
+    for package in (*NEEDED, *OPTIONAL[:1]):
+        if module and module.partition(".")[0] == package.module:
+            file = os.path.relpath(Path(__file__).parents[2] / "requirements.txt")
+            command = f"{Path(sys.executable).name} -m pip install -r {file}"
+            return UserError(f"the package {package.name} is not installed: {command}")
+    return None
 
 
 def version_of(package: str) -> str | None:
