@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -13,8 +12,6 @@ from tests import third_entry
 from tuning import resnet50_tuning
 from utils.entry import lost_peer_line, print_lines, run_entry
 from utils.launch import launcher
-
-ROOT = Path(__file__).resolve().parent.parent
 
 FLAGS = "--dataset shapes -b 50 --device cpu --log_every 4 --fused none --lr 0.01"
 
@@ -109,16 +106,16 @@ def test_a_missing_package_is_a_line_with_the_command(
     with handlers_put_back():
         assert call(fail) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: the package {package} is not installed: ")
-    assert "-m pip install -r " in error and error.count("\n") == 1
-    assert (tmp_path / error.split()[-1]).resolve() == ROOT / "requirements.txt"
+    assert error.startswith(f"error: {package} is not installed: ")
+    assert error.endswith("python -m pip install -r requirements.txt\n")
+    assert error.count("\n") == 1
 
 
 def test_what_only_the_report_needs_is_missed_at_the_start(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # then it is not found
     with handlers_put_back():
         assert run_entry(third_entry.Settings, lambda *_: pytest.fail("it starts"), "", []) == 2
-    assert "the package matplotlib is not installed" in capsys.readouterr().err
+    assert "error: matplotlib is not installed" in capsys.readouterr().err
 
 
 def test_another_module_that_is_missing_is_a_bug():

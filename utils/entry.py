@@ -3,12 +3,12 @@
 import atexit
 import contextlib
 import functools
-import importlib.util
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -76,7 +76,7 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
         line = check_launch_flags(launch_flags, place, os.environ.get("CUDA_VISIBLE_DEVICES"))
         if line:
             say(line)
-        if importlib.util.find_spec("matplotlib") is None:  # else it is missed only at the end
+        if find_spec("matplotlib") is None:  # else it is missed only at the end
             raise ModuleNotFoundError(name="matplotlib")
         return act(settings, origin, signals) or 0
     except UnknownFlag as error:
@@ -178,12 +178,14 @@ def _train_or_evaluate(run: Run, kind, checkpoint, card) -> None:
     from utils.inference.evaluate import evaluate_only
     from utils.runs.prepare import prepare_model
     from utils.runs.train_classifier import train_classifier
+    from utils.weights.pretrained import load_pretrained
 
-    pretrained = None
-    if run.settings.pretrained and checkpoint is None:
-        pretrained = _load_pretrained(run, kind)
+    source, say, pretrained = run.settings.pretrained, run.console.say, None
+    if source and checkpoint is None:
+        published = is_published(source)
+        pretrained = kind.load_published(say) if published else load_pretrained(source, say)
         kind.check_pretrained(pretrained)
-        run.console.say(f"weights from {pretrained.source_text}")
+        say(f"weights from {pretrained.source_text}")
     task = kind.load_task(run, card, pretrained)
     run.check_data(checkpoint, task.data.fingerprint)
     ready = prepare_model(run, kind.build_model(task.card), task, pretrained)
@@ -191,16 +193,6 @@ def _train_or_evaluate(run: Run, kind, checkpoint, card) -> None:
         train_classifier(run, ready, task, checkpoint)
     else:
         evaluate_only(run, ready, task, checkpoint)
-
-
-def _load_pretrained(run: Run, kind):
-    from utils.weights.pretrained import load_pretrained
-
-    source = run.settings.pretrained
-    assert source is not None
-    if is_published(source):
-        return kind.load_published(run.console.say)
-    return load_pretrained(source, run.console.say)
 
 
 def end_process(code: int) -> NoReturn:

@@ -94,10 +94,10 @@ def main(argv: list[str]) -> int:
             return launch_on_hosts(argv, os.environ)
         job, plan, demo = prepare(argv, os.environ)
     except (UserError, ModuleNotFoundError) as error:
-        told = with_owners(error) if isinstance(error, UnknownFlag) else not_installed(error)
-        if told is None and not isinstance(error, UserError):
-            raise
-        print(f"error: {' '.join(str(told or error).split())}", file=sys.stderr)
+        told = (
+            with_owners(error) if isinstance(error, UnknownFlag) else not_installed(error) or error
+        )
+        print(f"error: {' '.join(str(told).split())}", file=sys.stderr)
         return 2
     code = launch(job, plan, argv)
     if demo and code == 0:

@@ -1,10 +1,7 @@
 """Which packages are installed, and what the missing ones are for."""
 
 import importlib.util
-import os
-import sys
 from importlib import metadata
-from pathlib import Path
 from typing import NamedTuple
 
 from utils.errors import UserError
@@ -71,12 +68,9 @@ def installed(packages: tuple[Package, ...]) -> dict[str, str | None]:
 def not_installed(error: Exception) -> UserError | None:
     """The error for the user if a package of requirements.txt could not be imported."""
     module = error.name if isinstance(error, ModuleNotFoundError) else None
-    for package in (*NEEDED, *OPTIONAL[:1]):
-        if module and module.partition(".")[0] == package.module:
-            file = os.path.relpath(Path(__file__).parents[2] / "requirements.txt")
-            command = f"{Path(sys.executable).name} -m pip install -r {file}"
-            return UserError(f"the package {package.name} is not installed: {command}")
-    return None
+    names = {package.module: package.name for package in (*NEEDED, *OPTIONAL[:1])}
+    name, command = names.get((module or "").partition(".")[0]), "pip install -r requirements.txt"
+    return UserError(f"{name} is not installed: python -m {command}") if name else None
 
 
 def version_of(package: str) -> str | None:

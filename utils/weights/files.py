@@ -31,18 +31,14 @@ NOT_LOADED = "not loaded, as it could run any code"
 ADVICE = "where the file was made, save only the weights, torch.save(model.state_dict(), path)"
 
 
-class _EqualsDict(type):
-    """The unpickler adds items only to what is of the class dict."""
+class _EqualsDict(type):  # as the unpickler adds items only to what is of the class dict
+    __hash__ = type.__hash__
 
     def __eq__(cls, other):
         return other is cls or other is dict
 
-    __hash__ = type.__hash__
 
-
-class _Ignored(dict, metaclass=_EqualsDict):
-    """Takes the place of an object of a class that is not imported."""
-
+class _Ignored(dict, metaclass=_EqualsDict):  # in place of what is not imported
     __hash__ = object.__hash__  # type: ignore[assignment]
     __init__ = __setstate__ = lambda self, *args, **kwargs: None  # type: ignore[assignment]
 
@@ -83,12 +79,11 @@ def read_pth(path: Path, say: Callable = print) -> tuple[dict[str, Tensor], str]
         what = error.strerror if isinstance(error, OSError) and error.strerror else "not PyTorch's"
         raise UserError(_unreadable(path, what)) from None
     nests = []
-    while isinstance(content, Mapping):
-        nest = next((key for key in NESTS if isinstance(content.get(key), Mapping)), None)
-        if nest is None:
-            break
-        nests.append(nest)
-        content = content[nest]
+    while isinstance(content, Mapping) and (
+        keys := [key for key in NESTS if isinstance(content.get(key), Mapping)]
+    ):
+        nests.append(keys[0])
+        content = content[keys[0]]
     tensors = dense_tensors(content, str(path), *foreign)
     if foreign:
         say(f"note: {path} also holds {', '.join(foreign[:3])} ({NOT_LOADED})")
@@ -96,11 +91,8 @@ def read_pth(path: Path, say: Callable = print) -> tuple[dict[str, Tensor], str]
 
 
 def dense_tensors(content, source: str, *foreign: str) -> dict[str, Tensor]:
-    """The tensors in `content`, or in the mappings within it, by their names.
-
-    Raises UserError, which names `source` and what was not loaded, `foreign`, for anything but
-    named, dense tensors.
-    """
+    """The tensors in `content`, or in the mappings within it, by name. UserError, which names
+    `source` and what was not loaded, `foreign`, for anything but named, dense tensors."""
     named = isinstance(content, Mapping) and all(isinstance(name, str) for name in content)
     keys = f" (its keys are {', '.join(map(repr, content))[:200]})" if named and content else ""
     if named and not any(isinstance(value, Tensor) for value in content.values()):

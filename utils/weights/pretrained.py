@@ -66,9 +66,8 @@ def load_pretrained(source: str | Path, say: Callable = print) -> Pretrained:
     - the folder of a run: its best checkpoint if it has a validation split, else its newest;
     - the folder of a checkpoint;
     - a model's folder from the Hugging Face hub, with config.json, or that in the hub's cache;
-    - a `.safetensors` file, or a `.pth`, `.pth.tar`, `.pt`, `.bin` or `.ckpt` file of PyTorch; one
-      within a checkpoint stands for its folder;
-    - FILE:PREFIX, the tensors in a file whose names begin with it.
+    - a `.safetensors`, `.pth`, `.pth.tar`, `.pt`, `.bin` or `.ckpt` file, or FILE:PREFIX, those of
+      its tensors whose names begin so; a file within a checkpoint stands for its folder.
 
     Of a checkpoint, the averaged weights are read if there are any.
 
@@ -227,9 +226,8 @@ def _smaller_head(model: nn.Module, head: dict[str, Tensor]) -> dict[str, Tensor
 def _own_names(given: dict[str, Tensor], state: dict[str, Tensor], source: str):
     """(`given` by the names in `state`, a note on their prefix and on what is left out, or "").
 
-    The prefix is taken away without which the most tensors have a name and shape of `state`, if
-    they have most names of `state` or of the file. Other tensors stay if they have a name of
-    `state`, perhaps without WRAPPERS. Raises UserError if other tensors fit equally well.
+    The prefix is taken away without which the most tensors have a name and shape of `state`; others
+    are left out if they have none, also without WRAPPERS. UserError if others fit equally well.
     """
     held: dict[str, dict[str, Tensor]] = {}  # prefix -> {name in `state`: tensor}
     for name, tensor in given.items():

@@ -115,7 +115,7 @@ def load_listings(
     splits = {split: replace(splits[split], path_of=listings[split].path) for split in splits}
     if test_fraction is not None:
         data = _divide(name, folder, index, splits["all"], test_fraction, source)
-        return with_notes(data, folder, form)
+        return with_notes(data, folder, form, index.skipped_first)
     train, test, val = (splits.get(name) for name in ("train", "test", "val"))
     val_is_test = test is None
     if val_is_test:
@@ -133,7 +133,7 @@ def load_listings(
         val_is_test=val_is_test,
         source=source,
     )
-    return with_notes(data, folder, form)
+    return with_notes(data, folder, form, index.skipped_first)
 
 
 def _divide(
