@@ -181,15 +181,19 @@ def model_name(settings: Settings) -> str:
     return settings.model.rpartition(":")[2]
 
 
+def _names(words: list[str]) -> list[str]:
+    """timm's names that match the pattern in `words`, if it is none of the flags."""
+    from utils.models.named import timm_names
+
+    return timm_names(*[word for word in words if not word.startswith("-")])
+
+
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["--model=list"]:
         argv = ["--model", "list", *argv[1:]]
     if "list" in argv and argv[argv.index("list") - 1] == "--model":
-        from utils.models.named import timm_names
-
-        pattern = [word for word in argv[argv.index("list") + 1 :][:1] if not word.startswith("-")]
-        return print_lines(lambda: timm_names(*pattern))
+        return print_lines(lambda: _names(argv[argv.index("list") + 1 :][:1]))
     description = __doc__.splitlines()[0]
     return run_model(Settings, build_model, model_name, description, argv, check_model)
 

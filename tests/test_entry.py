@@ -1,6 +1,7 @@
 """A third entry: with settings, a model and a name alone it can do what the other two can."""
 
 import json
+import sys
 
 import pytest
 from PIL import Image
@@ -8,7 +9,9 @@ from quick_runs import handlers_put_back, quick
 
 import transformer_test
 from tests import third_entry
-from utils.entry import lost_peer_line, run_entry
+from tuning import resnet50_tuning
+from utils.entry import lost_peer_line, print_lines, run_entry
+from utils.launch import launcher
 
 FLAGS = "--dataset shapes -b 50 --device cpu --log_every 4 --fused none --lr 0.01"
 
@@ -72,3 +75,49 @@ def test_a_lost_process_is_told_with_the_cause():
     line = lost_peer_line(1, RuntimeError("Unable to find address for: eth9\nmore"))
     assert line.startswith("rank 1: ") and line.endswith(": Unable to find address for: eth9")
     assert lost_peer_line(0, RuntimeError()).endswith(": RuntimeError")
+
+
+def without(module: str):
+    """What Python raises where it is not installed."""
+
+    def fail(*_):
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "call"),
+    [
+        ("torch.nn", "torch", lambda fail: run_entry(third_entry.Settings, fail, "", [])),
+        ("PIL", "pillow", lambda fail: print_lines(fail)),
+        ("optuna", "optuna", lambda fail: resnet50_tuning.main(["--dataset", "shapes"])),
+        ("torch", "torch", lambda fail: launcher.main(["resnet50_test.py"])),
+    ],
+    ids=["entry", "list", "tuning", "launcher"],
+)
+def test_a_missing_package_is_a_line_with_the_command(
+    capsys, monkeypatch, tmp_path, module, package, call
+):
+    monkeypatch.chdir(tmp_path)
+    fail = without(module)
+    monkeypatch.setattr("tuning.search.Search", fail)
+    monkeypatch.setattr(launcher, "prepare", fail)
+    with handlers_put_back():
+        assert call(fail) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {package} is not installed: ")
+    assert error.endswith("python -m pip install -r requirements.txt\n")
+    assert error.count("\n") == 1
+
+
+def test_what_only_the_report_needs_is_missed_at_the_start(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # then it is not found
+    with handlers_put_back():
+        assert run_entry(third_entry.Settings, lambda *_: pytest.fail("it starts"), "", []) == 2
+    assert "error: matplotlib is not installed" in capsys.readouterr().err
+
+
+def test_another_module_that_is_missing_is_a_bug():
+    with handlers_put_back(), pytest.raises(ModuleNotFoundError, match="nothing"):
+        run_entry(third_entry.Settings, without("utils.nothing"), "", [])

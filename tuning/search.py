@@ -17,6 +17,7 @@ from tuning.machine import machine
 from utils.errors import UserError
 from utils.files import denial, reason
 from utils.launch.signals import Signals, StoppedBySignal
+from utils.machine.packages import not_installed
 from utils.plural import counted
 from utils.reporting.console import Console
 from utils.settings.command_line import read_command_line
@@ -63,8 +64,9 @@ def search(target: Target, search_class: type[Config], description: str, argv=No
             read_command_line(listed(fields(search_class)), ["--help"], description, print, program)
         settings, origin = parse(search_class, argv, description, print)
         Search(target, settings, origin, signals).run()
-    except (UserError, OSError) as error:
-        told = error if isinstance(error, UserError) else denial(error)
+    except (UserError, OSError, ModuleNotFoundError) as error:
+        told = denial(error) if isinstance(error, OSError) else not_installed(error)
+        told = error if isinstance(error, UserError) else told
         if told is None:
             raise
         print(f"error: {' '.join(str(told).split())}", file=sys.stderr)

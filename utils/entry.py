@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,6 +26,7 @@ from utils.launch.environment import (
 )
 from utils.launch.flags import check_launch_flags, take_launch_flags
 from utils.launch.signals import Signals, StoppedBySignal
+from utils.machine.packages import not_installed
 from utils.runs.run import Run
 from utils.settings.config import fields, parse
 from utils.settings.owners import with_owners
@@ -74,6 +76,8 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
         line = check_launch_flags(launch_flags, place, os.environ.get("CUDA_VISIBLE_DEVICES"))
         if line:
             say(line)
+        if find_spec("matplotlib") is None:  # else it is missed only at the end
+            raise ModuleNotFoundError(name="matplotlib")
         return act(settings, origin, signals) or 0
     except UnknownFlag as error:
         return _refuse(with_owners(error))
@@ -85,8 +89,9 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
                 print(stopped.line, file=sys.stderr, flush=True)
         return stopped.exit_code
     except Exception as error:
-        if isinstance(error, OSError) and (denied := denial(error)):
-            return _refuse(denied)
+        told = denial(error) if isinstance(error, OSError) else not_installed(error)
+        if told is not None:
+            return _refuse(told)
         if place is None or not _is_lost_peer(error):
             raise
         print(lost_peer_line(place.rank, error), file=sys.stderr, flush=True)
@@ -151,11 +156,11 @@ def run_model(
 
 
 def print_lines(lines: Callable[[], list[str]]) -> int:
-    """Prints what `lines()` returns; returns the exit code: 2, after a line, for a UserError."""
+    """Prints what `lines()` returns; returns the exit code: 2 for what the user can mend."""
     try:
         print("\n".join(lines()), flush=True)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (UserError, ModuleNotFoundError) as error:
+        print(f"error: {not_installed(error) or error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader, such as `head`, wants no more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
@@ -173,12 +178,15 @@ def _train_or_evaluate(run: Run, kind, checkpoint, card) -> None:
     from utils.inference.evaluate import evaluate_only
     from utils.runs.prepare import prepare_model
     from utils.runs.train_classifier import train_classifier
+    from utils.weights.pretrained import load_pretrained
 
-    pretrained = None
-    if run.settings.pretrained and checkpoint is None:
-        pretrained = _load_pretrained(run, kind)
+    source, say, pretrained = run.settings.pretrained, run.console.say, None
+    if source and checkpoint is None:
+        use = None if run.settings.action.trains else run.settings.use  # in training: of this run
+        published = is_published(source)
+        pretrained = kind.load_published(say) if published else load_pretrained(source, say, use)
         kind.check_pretrained(pretrained)
-        run.console.say(f"weights from {pretrained.source_text}")
+        say(f"weights from {pretrained.source_text}")
     task = kind.load_task(run, card, pretrained)
     run.check_data(None if run.settings.eval_data else checkpoint, task.data.fingerprint)
     ready = prepare_model(run, kind.build_model(task.card), task, pretrained)
@@ -186,17 +194,6 @@ def _train_or_evaluate(run: Run, kind, checkpoint, card) -> None:
         train_classifier(run, ready, task, checkpoint)
     else:
         evaluate_only(run, ready, task, checkpoint)
-
-
-def _load_pretrained(run: Run, kind):
-    from utils.weights.pretrained import load_pretrained
-
-    source = run.settings.pretrained
-    assert source is not None
-    if is_published(source):
-        return kind.load_published(run.console.say)
-    use = None if run.settings.action.trains else run.settings.use  # in training, of the new run
-    return load_pretrained(source, run.console.say, use)
 
 
 def end_process(code: int) -> NoReturn:

@@ -11,7 +11,7 @@ from weight_tools import CARD, assert_holds, resnet, trained
 from utils.errors import UserError
 from utils.models.resnet import ResNet
 from utils.weights.card import ModelCard
-from utils.weights.pretrained import Pretrained, fit_weights
+from utils.weights.pretrained import Pretrained, fit_weights, load_pretrained
 
 # ---- what fits --------------------------------------------------------------------------------
 
@@ -67,6 +67,80 @@ def test_classes_may_have_other_names():
     fit_weights(model, weights, said.append, True, ("ant", "bee", "cat"))
     assert len(said) == 1 and "other names, such as '0'" in said[0]
     assert torch.equal(model.fc.weight, weights.tensors["fc.weight"])
+
+
+# ---- prefixes ---------------------------------------------------------------------------------
+
+
+def named(prefix: str, plus: float = 0, head: bool = True) -> dict:
+    weights = {n: t + plus for n, t in trained().items() if head or not n.startswith("fc.")}
+    return {prefix + name: tensor for name, tensor in weights.items()}
+
+
+def fit(tensors: dict) -> tuple[str, bool]:
+    """(what is said first, whether `trained()` was loaded with its head)."""
+    model, said = resnet(), []
+    fit_weights(model, pretrained(tensors), said.append)
+    assert torch.equal(model.conv1.weight, trained()["conv1.weight"])
+    return said[0], torch.equal(model.fc.weight, trained()["fc.weight"])
+
+
+QUEUE = {"module.queue": torch.rand(3, 3), "module.encoder_q.fc.2.weight": torch.rand(9, 4)}
+MOCO = named("module.encoder_k.", 1) | QUEUE | named("module.encoder_q.", head=False)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "says", "has_head"),
+    [
+        (named("backbone."), "122 tensors loaded without the prefix backbone.", True),
+        (named("model.backbone."), "122 tensors loaded without the prefix model.backbone.", True),
+        (named("a.b.c."), "122 tensors loaded without the prefix a.b.c.", True),
+        (
+            named("0.", head=False) | {"1.weight": torch.rand(5, 32), "1.bias": torch.rand(5)},
+            "120 tensors loaded without the prefix 0.; 2 left out, such as 1.weight",
+            False,
+        ),
+        ({"0.mean": torch.ones(3)} | named("1."), "the prefix 1.; 1 left out, such as 0.m", True),
+        (MOCO, "120 tensors loaded without the prefix module.encoder_q.; 123 left", False),
+        (named("momentum_net.", 1) | named("net."), "the prefix net.; 122 left out", True),
+        (named("model.net.") | named("net."), "the prefix model.net.; 122 left out", True),
+        (
+            named("model.", head=False) | {n: t for n, t in trained().items() if "fc." in n},
+            "122 tensors loaded without the prefix model.",
+            True,
+        ),
+    ],
+    ids=["backbone", "nested", "deep", "Sequential", "normalised", "MoCo", "momentum", "shared",
+         "head outside"],
+)  # fmt: skip
+def test_the_prefix_without_which_most_fits(tensors, says, has_head):
+    said, head = fit(tensors)
+    assert says in said and "\n" not in said
+    assert head == has_head
+
+
+def test_of_two_that_fit_one_is_chosen(tmp_path):
+    for one, other in (("student.", "teacher."), ("", "ema.")):
+        both = named(one) | named(other, 1)
+        with pytest.raises(UserError, match=rf"{one}\* and {other}\* .* FILE:{other[:-1]}"):
+            fit_weights(resnet(), pretrained(both))
+    path = tmp_path / "dino.pth"
+    torch.save({"student": named("module.", 1), "teacher": named(""), "epoch": 3}, path)
+    chosen = load_pretrained(f"{path}:teacher")
+    assert chosen.source_text == f"{path}:teacher"
+    fit_weights(model := resnet(), chosen)
+    assert_holds(model, trained())
+    with pytest.raises(UserError, match=r"dino.pth:other: no name in the file begins with other\."):
+        load_pretrained(f"{path}:other")
+
+
+def test_advice_for_weights_with_a_prefix():
+    deep = {f"net.{name}": tensor for name, tensor in trained(depth=50).items()}
+    with pytest.raises(UserError, match="train with --depth 50"):
+        fit_weights(resnet(), pretrained(deep))
+
+
+# ---- heads, colours, other architectures ------------------------------------------------------
 
 
 class OwnHead(torch.nn.Module):

@@ -37,6 +37,7 @@ from utils.launch.network import (
 from utils.launch.plan import VARIABLES, Plan, read_plan
 from utils.launch.signals import stopping_signals
 from utils.machine.cores import usable_cores
+from utils.machine.packages import not_installed
 from utils.plural import counted
 from utils.reporting.console import print_line
 from utils.reporting.run_folder import default_path, find_run, refuse_run
@@ -92,9 +93,11 @@ def main(argv: list[str]) -> int:
         if os.environ.get("HOSTFILE"):
             return launch_on_hosts(argv, os.environ)
         job, plan, demo = prepare(argv, os.environ)
-    except UserError as error:
-        error = with_owners(error) if isinstance(error, UnknownFlag) else error
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    except (UserError, ModuleNotFoundError) as error:
+        told = (
+            with_owners(error) if isinstance(error, UnknownFlag) else not_installed(error) or error
+        )
+        print(f"error: {' '.join(str(told).split())}", file=sys.stderr)
         return 2
     code = launch(job, plan, argv)
     if demo and code == 0:

@@ -4,6 +4,8 @@ import importlib.util
 from importlib import metadata
 from typing import NamedTuple
 
+from utils.errors import UserError
+
 
 class Package(NamedTuple):
     """
@@ -61,6 +63,14 @@ def installed(packages: tuple[Package, ...]) -> dict[str, str | None]:
         there = importlib.util.find_spec(package.module) is not None
         found[package.name] = (version_of(package.name) or "unknown version") if there else None
     return found
+
+
+def not_installed(error: Exception) -> UserError | None:
+    """The error for the user if a package of requirements.txt could not be imported."""
+    module = error.name if isinstance(error, ModuleNotFoundError) else None
+    names = {package.module: package.name for package in (*NEEDED, *OPTIONAL[:1])}
+    name, command = names.get((module or "").partition(".")[0]), "pip install -r requirements.txt"
+    return UserError(f"{name} is not installed: python -m {command}") if name else None
 
 
 def version_of(package: str) -> str | None:

@@ -17,8 +17,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from utils.errors import UserError
 from utils.settings.actions import ACTIONS, KEPT_BY_TRAINING, KEPT_WITH_DATA, TRAIN, asked_for
 from utils.settings.aliases import MEANINGS
@@ -33,7 +31,6 @@ from utils.settings.values import (
     suggestion,
     with_parts,
 )
-from utils.settings.yaml_file import read_yaml_file
 
 # Settings of one invocation: never saved in a recipe, nor kept by --resume.
 INVOCATION_ONLY = (
@@ -237,6 +234,8 @@ def read_yaml(config_class, path: Path) -> dict:
     """The settings of a YAML file, converted and checked one by one."""
     if path.suffix == ".py":
         raise UserError(f"--config {path}: a recipe is a YAML file{_recipe_like(path)}")
+    from utils.settings.yaml_file import read_yaml_file
+
     content = read_yaml_file(path, "--config")
     content = {} if content is None else content
     if not isinstance(content, Mapping):
@@ -278,6 +277,8 @@ def to_yaml(settings, origin: Mapping[str, str]) -> str:
 
     Settings of one invocation (INVOCATION_ONLY) are commented out.
     """
+    import yaml
+
     lines = []
     for name in fields(type(settings)):
         line = yaml.safe_dump({name: getattr(settings, name)}, allow_unicode=True, width=1000)

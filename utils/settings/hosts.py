@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from utils.errors import UserError
-from utils.settings.yaml_file import read_yaml_file
 
 # The settings that may depend on the host: where files are. All others decide what is trained.
 PLACES = ("data_dir", "cache_dir", "output", "train_file", "test_file", "val_file")
@@ -22,6 +21,8 @@ def read_hosts(path: Path) -> dict[str, dict]:
     Raises:
         UserError: the file cannot be read, or says something else.
     """
+    from utils.settings.yaml_file import read_yaml_file
+
     content = read_yaml_file(path, "--host_config")
     if not isinstance(content, Mapping) or not all(
         isinstance(places, Mapping) for places in content.values()

@@ -1,6 +1,7 @@
 """Reads files of weights, .safetensors and PyTorch's .pth, without running code hidden in them.
 
-A `.pth` file is a pickle; `weights_only=True` admits tensors and plain containers only.
+A `.pth` file is a pickle; `weights_only=True` admits tensors and plain containers only. Whatever
+else is in it, as among the hyperparameters of Lightning, is not imported (`_Ignored`).
 """
 
 import argparse
@@ -8,7 +9,7 @@ import json
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -26,8 +27,20 @@ NESTS = (
     "state_dict_ema", "model_ema", "state_dict", "model", "module", "model_state_dict",
     "model_state", "net", "weights",
 )  # fmt: skip
-# Prefixes that DistributedDataParallel, torch.compile and Lightning add to every name.
-PREFIXES = ("module.", "_orig_mod.", "model.")
+NOT_LOADED = "not loaded, as it could run any code"
+ADVICE = "where the file was made, save only the weights, torch.save(model.state_dict(), path)"
+
+
+class _EqualsDict(type):  # as the unpickler adds items only to what is of the class dict
+    __hash__ = type.__hash__
+
+    def __eq__(cls, other):
+        return other is cls or other is dict
+
+
+class _Ignored(dict, metaclass=_EqualsDict):  # in place of what is not imported
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    __init__ = __setstate__ = lambda self, *args, **kwargs: None  # type: ignore[assignment]
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], ModelCard | TextCard | None]:
@@ -39,76 +52,67 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], ModelCard | TextCar
     except (OSError, SafetensorError) as error:
         raise UserError(_unreadable(path, str(error))) from None
     if text is None:
-        return canonical(tensors, str(path)), None
+        return dense_tensors(tensors, str(path)), None
     try:
         return tensors, card_of(json.loads(text))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: its metadata is damaged ({error}): export it again") from None
 
 
-def read_pth(path: Path) -> tuple[dict[str, Tensor], str]:
-    """The tensors under canonical names, and the keys that led to them, as "model" or ""."""
+def read_pth(path: Path, say: Callable = print) -> tuple[dict[str, Tensor], str]:
+    """The tensors, and the keys that led to them, as "model" or ""; `say` is given a line on what
+    is not loaded."""
+    zipped, foreign = zipfile.is_zipfile(path), []
     try:
         # torchvision's training script saves its arguments beside the weights. Unpickling a
         # Namespace only sets its attributes.
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            content = torch.load(
-                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
-            )
+            if zipped:
+                foreign = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
+            with torch.serialization.safe_globals([(_Ignored, name) for name in foreign]):
+                content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except Exception as error:  # a damaged file can make PyTorch raise any exception
-        foreign = re.search(r"GLOBAL ([\w.]+) (?:was|whose)", str(error))
-        if foreign:
-            raise UserError(
-                f"{path} holds {foreign[1]}, which is not loaded because it could run any code: "
-                "where the file was made, save only the weights, "
-                "torch.save(model.state_dict(), path)"
-            ) from None
+        found = re.search(r"GLOBAL ([\w.]+) (?:was|whose)", str(error))
+        if name := found[1] if found else next(iter(foreign), None):
+            raise UserError(f"{path} holds {name} ({NOT_LOADED}): {ADVICE}") from None
         what = error.strerror if isinstance(error, OSError) and error.strerror else "not PyTorch's"
         raise UserError(_unreadable(path, what)) from None
     nests = []
-    while isinstance(content, Mapping):
-        nest = next((key for key in NESTS if isinstance(content.get(key), Mapping)), None)
-        if nest is None:
-            break
-        nests.append(nest)
-        content = content[nest]
-    return canonical(content, str(path)), "/".join(nests)
+    while isinstance(content, Mapping) and (
+        keys := [key for key in NESTS if isinstance(content.get(key), Mapping)]
+    ):
+        nests.append(keys[0])
+        content = content[keys[0]]
+    tensors = dense_tensors(content, str(path), *foreign)
+    if foreign:
+        say(f"note: {path} also holds {', '.join(foreign[:3])} ({NOT_LOADED})")
+    return tensors, "/".join(nests)
 
 
-def canonical(content, source: str) -> dict[str, Tensor]:
-    """The tensors in `content`, by their names without the prefixes of wrappers.
-
-    Raises UserError, which names `source`, for anything but a mapping with dense tensors.
-    """
+def dense_tensors(content, source: str, *foreign: str) -> dict[str, Tensor]:
+    """The tensors in `content`, or in the mappings within it, by name. UserError, which names
+    `source` and what was not loaded, `foreign`, for anything but named, dense tensors."""
     named = isinstance(content, Mapping) and all(isinstance(name, str) for name in content)
-    if not named or not any(isinstance(value, Tensor) for value in content.values()):
-        keys = ", ".join(map(repr, content)) if named else ""
-        have = f" (its keys are {keys[:200]})" if keys else ""
-        raise UserError(
-            f"{source} holds no named weights{have}: where the file was made, save only the "
-            "weights, torch.save(model.state_dict(), path)"
-        )
+    keys = f" (its keys are {', '.join(map(repr, content))[:200]})" if named and content else ""
+    if named and not any(isinstance(value, Tensor) for value in content.values()):
+        parts = [(key, part) for key, part in content.items() if isinstance(part, Mapping)]
+        content = {f"{key}.{name}": tensor for key, part in parts for name, tensor in part.items()}
     tensors = {}
-    for name, tensor in content.items():
+    for name, tensor in content.items() if named else ():
         # "n_averaged" is a counter of torch.optim.swa_utils.AveragedModel.
         if name == "n_averaged" or not isinstance(tensor, Tensor):
             continue
-        short = name
-        while prefix := next((p for p in PREFIXES if short.startswith(p)), None):
-            short = short.removeprefix(prefix)
-        if short in tensors:
-            raise UserError(
-                f"{source} has {short} twice, with and without a prefix: save the weights of only "
-                "one model"
-            )
         dense = tensor.layout == torch.strided and tensor.device.type == "cpu"
         if not dense or tensor.is_quantized or tensor.is_complex():
             raise UserError(
                 f"{source}: {name} is no dense tensor of real numbers: save the model before it is "
                 "made sparse or quantized"
             )
-        tensors[short] = tensor.detach()
+        tensors[name] = tensor.detach()
+    if not tensors:
+        have = f" (it holds {foreign[0]}, {NOT_LOADED})" if foreign else keys
+        raise UserError(f"{source} holds no named weights{have}: {ADVICE}")
     return tensors
 
 

@@ -11,7 +11,7 @@ import torch
 
 from utils.errors import UserError
 from utils.settings.transfer import OF_TORCHVISION
-from utils.weights.files import canonical
+from utils.weights.files import dense_tensors
 from utils.weights.pretrained import Pretrained
 
 TIMEOUT_S = 30  # longest wait for the next byte of a download
@@ -66,7 +66,7 @@ def load_imagenet(
         say(f"published for --image_size {size} --crop_ratio {size / resized:.3g}")
     source = f"ImageNet weights of {architecture} ({weights.name})"
     return Pretrained(
-        canonical(tensors, source), source, tuple(transforms.mean), tuple(transforms.std)
+        dense_tensors(tensors, source), source, tuple(transforms.mean), tuple(transforms.std)
     )
 
 

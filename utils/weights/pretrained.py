@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,16 +24,18 @@ from utils.errors import UserError
 from utils.models.named import convert_weights, is_vit
 from utils.models.parts import heads_of
 from utils.weights.card import ModelCard, TextCard, card_of
-from utils.weights.files import PREFIXES, read_pth, read_safetensors
+from utils.weights.files import read_pth, read_safetensors
 
-PICKLED = (".pth", ".pt", ".bin", ".pth.tar")
+PICKLED = (".pth", ".pt", ".bin", ".pth.tar", ".ckpt")
+# Prefixes that DistributedDataParallel, torch.compile and Lightning add to names.
+WRAPPERS = ("module.", "_orig_mod.", "model.")
 # Weights in a folder of the Hugging Face hub, the best first.
 HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 @dataclass(frozen=True, eq=False)
 class Pretrained:
-    """Weights on the CPU under canonical names, and where they came from.
+    """Weights on the CPU under the names of their file, and where they came from.
 
     `mean` and `std`, per channel, normalised the pictures that the model was trained with; None:
     unknown. Other pictures should be normalised by them, too.
@@ -64,19 +67,21 @@ def load_pretrained(source: str | Path, say: Callable = print, use=None) -> Pret
     - the folder of a run: its model, see `Checkpoints.model`;
     - the folder of a checkpoint;
     - a model's folder from the Hugging Face hub, with config.json, or that in the hub's cache;
-    - a `.safetensors` file, or a `.pth`, `.pth.tar`, `.pt` or `.bin` file of PyTorch; one within a
-      checkpoint stands for its folder.
+    - a `.safetensors`, `.pth`, `.pth.tar`, `.pt`, `.bin` or `.ckpt` file, or FILE:PREFIX, those of
+      its tensors whose names begin so; a file within a checkpoint stands for its folder.
 
     Of a checkpoint, the averaged weights are read if there are any.
 
     Args:
-        say: is given a line on each checkpoint skipped because it is damaged.
+        say: is given a line on what is passed over: a damaged checkpoint, objects of a pickle.
         use: "best" or "last" weights of a run; None: its model.
 
     Raises:
         UserError: no weights can be read from `source`.
     """
-    path = Path(source)
+    path, part = Path(source), ""
+    if not path.exists() and Path(file := str(source).rpartition(":")[0]).is_file():
+        path, part = Path(file), str(source).rpartition(":")[2] + "."
     if path.is_dir():
         hub = _hub_folder(path)
         return _from_folder(path, say, use) if hub is None else _from_hub_folder(hub)
@@ -87,16 +92,20 @@ def load_pretrained(source: str | Path, say: Callable = print, use=None) -> Pret
         )
     if path.suffix == ".safetensors" and (path.parent / STATE).is_file():
         return _from_folder(path.parent, say)
+    card, nest = None, ""
     if path.suffix == ".safetensors":
         tensors, card = read_safetensors(path)
-        return _with_card(tensors, str(path), card)
-    if path.name.endswith(PICKLED):
-        tensors, nest = read_pth(path)
-        return Pretrained(tensors, f"{path} ({nest})" if nest else str(path))
-    raise UserError(
-        f"--pretrained {path} is not a file of weights: give a .safetensors, .pth, .pth.tar, "
-        ".pt or .bin file, the folder of a run or, for pictures, imagenet"
-    )
+    elif path.name.endswith(PICKLED):
+        tensors, nest = read_pth(path, say)
+    else:
+        raise UserError(
+            f"--pretrained {path} is not a file of weights: give a .safetensors, .pth, .pth.tar, "
+            ".ckpt, .pt or .bin file, the folder of a run or, for pictures, imagenet"
+        )
+    tensors = {name.removeprefix(part): t for name, t in tensors.items() if name.startswith(part)}
+    if not tensors:
+        raise UserError(f"--pretrained {source}: no name in the file begins with {part}")
+    return _with_card(tensors, f"{source} ({nest})" if nest else str(source), card)
 
 
 def fit_weights(
@@ -108,6 +117,7 @@ def fit_weights(
 ) -> None:
     """Copies `pretrained` into `model`, or nothing if it does not fit.
 
+    A prefix without which most names fit is taken away (`_own_names`).
     Weights under other names, or for pictures of another size, are converted where the model or
     timm knows how (`convert_weights` in utils/models/named.py). More differences are allowed, with
     a note to `say`. If the file's head is for other classes or is missing, the model's head stays
@@ -129,7 +139,7 @@ def fit_weights(
             finite.
     """
     state = model.state_dict()  # shares the memory of the model
-    tensors = {_own_name(name, state): tensor for name, tensor in pretrained.tensors.items()}
+    tensors, how = _own_names(pretrained.tensors, state, pretrained.source_text)
     card, size = pretrained.card, None
     if isinstance(card, ModelCard):
         size = card.height, card.width
@@ -147,7 +157,7 @@ def fit_weights(
     with torch.no_grad():
         for name, tensor in tensors.items():
             state[name].copy_(tensor)  # keeps its dtype, device and memory format
-    for note in notes:
+    for note in [f"{len(tensors)} tensors loaded{how}"] * bool(how) + notes:
         say(f"{pretrained.source_text}: {note}")
 
 
@@ -215,12 +225,41 @@ def _smaller_head(model: nn.Module, head: dict[str, Tensor]) -> dict[str, Tensor
     return {name: factor * head[name]} if factor < 0.5 else {}
 
 
-def _own_name(name: str, state: dict[str, Tensor]) -> str:
-    """The name in `state`, whose own names may begin as those that a wrapper adds and
-    `read_safetensors` and `read_pth` take away."""
-    if name in state:
-        return name
-    return next((prefix + name for prefix in PREFIXES if prefix + name in state), name)
+def _own_names(given: dict[str, Tensor], state: dict[str, Tensor], source: str):
+    """(`given` by the names in `state`, a note on their prefix and on what is left out, or "").
+
+    The prefix is taken away without which the most tensors have a name and shape of `state`; others
+    are left out if they have none, also without WRAPPERS. UserError if others fit equally well.
+    """
+    held: dict[str, dict[str, Tensor]] = {}  # prefix -> {name in `state`: tensor}
+    for name, tensor in given.items():
+        for start in (0, *(dot.end() for dot in re.finditer(r"\.", name))):
+            if name[start:] in state:
+                held.setdefault(name[:start], {})[name[start:]] = tensor
+    ranks = {}
+    for prefix, tensors in held.items():
+        if 2 * len(tensors) > min(len(state), len(given)):
+            averaged = re.search("encoder_k|momentum", prefix)  # of MoCo, beside what is trained
+            fitting = sum(state[name].shape == tensor.shape for name, tensor in tensors.items())
+            ranks[prefix] = averaged is None, fitting, len(tensors)
+    best = max(ranks, key=ranks.__getitem__, default="")
+    for other in [p for p in ranks if p != best and ranks[p] == ranks[best]]:
+        if any(not torch.equal(t, held[other].get(n, t[None])) for n, t in held[best].items()):
+            raise UserError(
+                f"{source}: the tensors {best}* and {other}* fit the model equally well: choose by "
+                f"the prefix, as in --pretrained FILE:{(other or best)[:-1]}"
+            )
+    own, left = {}, []
+    for name in sorted(given, key=lambda name: not name.startswith(best)):
+        short = name.removeprefix(best)
+        bare = re.sub(f"^({'|'.join(map(re.escape, WRAPPERS))})+", "", short)
+        short = next((n for n in (short, bare, *(p + bare for p in WRAPPERS)) if n in state), bare)
+        if short in own or not (name.startswith(best) or short in state):
+            left.append(name)
+        else:
+            own[short] = given[name]
+    note = f" without the prefix {best}" if best else ""
+    return own, f"{note}; {len(left)} left out, such as {left[0]}" if left else note
 
 
 def _part(tensors: dict[str, Tensor], module: str) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from utils.errors import UserError
-from utils.weights.files import canonical, read_pth, read_safetensors
+from utils.weights.files import dense_tensors, read_pth, read_safetensors
 from utils.weights.pretrained import HUB_FILES, Pretrained
 
 
@@ -38,7 +38,7 @@ def load_timm(name: str, say: Callable = print) -> Pretrained:
     load = _from_hub if config.hf_hub_id else _from_url
     tensors = load(config, say)
     source = f"timm's weights {config.architecture}.{config.tag}"
-    return Pretrained(canonical(tensors, source), source, tuple(config.mean), tuple(config.std))
+    return Pretrained(dense_tensors(tensors, source), source, tuple(config.mean), tuple(config.std))
 
 
 def _from_hub(config, say: Callable) -> dict:
@@ -56,7 +56,7 @@ def _from_hub(config, say: Callable) -> dict:
             f"{files[0]} and give that file by --pretrained, or copy the folder "
             f"models--{repository.replace('/', '--')} into {constants.HF_HUB_CACHE}"
         ) from None
-    return (read_safetensors if file.suffix == ".safetensors" else read_pth)(file)[0]
+    return read_safetensors(file)[0] if file.suffix == ".safetensors" else read_pth(file, say)[0]
 
 
 def _fetch(repository: str, files: Sequence[str], revision: str, say: Callable) -> Path:

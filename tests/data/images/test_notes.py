@@ -116,7 +116,8 @@ def test_names_without_bad_files(tree):
     """Numbers of pictures and of files differ."""
     (tree / "train" / "cat" / "000.png").write_text("no picture")
     shutil.copy(tree / "train" / "dog" / "001.png", tree / "test" / "dog" / "zz.png")
-    (note,) = load(tree, on_bad="skip").notes
+    left_out, note = load(tree, on_bad="skip").notes
+    assert left_out.startswith("left out by --on_bad skip: ") and "cat/000.png: not an" in left_out
     assert note.endswith(f"{tree}/test/dog/zz.png = {tree}/train/dog/001.png")
     with pytest.raises(UserError, match=r"000\.png"):
         load(tree)

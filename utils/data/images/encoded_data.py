@@ -94,7 +94,7 @@ def load_encoded(
         source=f"{root}, decoded while training (all decoded would take {size:,.2f} GB), with the "
         f"index {found.folder}",
     )
-    return with_notes(data, found.folder, form)
+    return with_notes(data, found.folder, form, found.index.skipped_first)
 
 
 def _check_labels(root: Path, labels: dict[str, np.ndarray], classes: list[str]) -> None:

@@ -118,7 +118,7 @@ def load_listings(
     splits = {split: replace(splits[split], path_of=listings[split].path) for split in splits}
     if test_fraction is not None:
         data = _divide(name, folder, index, splits["all"], test_fraction, source)
-        return with_notes(data, folder, form)
+        return with_notes(data, folder, form, index.skipped_first)
     test, val = splits.get("test"), splits.get("val")
     train, val_is_test = splits.get("train", test), test is None
     if val_is_test:
@@ -136,7 +136,7 @@ def load_listings(
         val_is_test=val_is_test,
         source=source,
     )
-    return with_notes(data, folder, form)
+    return with_notes(data, folder, form, index.skipped_first)
 
 
 def _divide(

@@ -23,9 +23,9 @@ FEW = 0.02  # share of constant pictures of which nothing is said
 WIDE = 1.5  # ratio of the sides beyond which a crop loses much
 
 
-def with_notes(data: ImageData, folder: Path, form: Form) -> ImageData:
+def with_notes(data: ImageData, folder: Path, form: Form, skipped: list[str]) -> ImageData:
     """The data set, of DecodedSplit or EncodedSplit, with lines that are kept in the folder of its
-    cache."""
+    cache, after one on the files left out, `skipped`."""
 
     def found() -> list[str]:
         train: Any = data.train
@@ -42,7 +42,9 @@ def with_notes(data: ImageData, folder: Path, form: Form) -> ImageData:
     splits = {split: getattr(data, split) for split in ("train", "val", "test")}
     # The names of the files are not needed any longer.
     bare = {s: replace(v, path_of=None) for s, v in splits.items() if getattr(v, "path_of", None)}
-    return replace(data, notes=kept(path, found), **bare)
+    first = "; ".join([*skipped[:3], *["..."] * (len(skipped) > 3)])
+    left_out = [f"left out by --on_bad skip: {first}"] if skipped else []
+    return replace(data, notes=[*left_out, *kept(path, found)], **bare)
 
 
 def _on_looks(train, form: Form) -> list[str]:
