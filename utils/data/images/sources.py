@@ -144,6 +144,7 @@ def load_image_data(
     workers: int | None = None,
     progress: bool = True,
     encoding: str | None = None,
+    **lists: str | None,
 ) -> ImageData:
     """Load the data set `name` of `IMAGE_DATASETS`.
 
@@ -163,6 +164,7 @@ def load_image_data(
         workers: threads that decode or resize; None: one per core.
         progress: show a bar on a terminal, or a plain line otherwise.
         encoding: of lists that are not UTF-8.
+        lists: `image_column`, `label_column` and `image_dir` of `load_csv`.
 
     Raises:
         UserError: the data is missing, damaged or unsuitable, or a setting does not apply to it.
@@ -189,7 +191,7 @@ def load_image_data(
         form=form,
         workers=workers,
         progress=progress,
-        **({"encoding": encoding} if name == "csv" else {}),
+        **({"encoding": encoding, **lists} if name == "csv" else {}),
     )
     try:
         data = load(test_fraction=test_fraction)
