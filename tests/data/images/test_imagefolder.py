@@ -84,7 +84,7 @@ def test_a_flat_test_folder_is_for_predictions(tmp_path, inner):
         path.rename(tree / "flat" / inner / f"{i}.png")
     shutil.rmtree(tree / "test")
     (tree / "flat").rename(tree / "test")
-    (tree / "test.csv").write_text("file,width\n" + "".join(f"{i}.jpg,8\n" for i in range(9)))
+    (tree / "test.csv").write_text("image_id\n" + "".join(f"{i}\n" for i in range(8)))
     for settings in ({}, {"test_fraction": 0.25}):
         data = load(tree, **settings)
         assert data.notes[0] == "test/ has no classes: 8 pictures for --predict"
