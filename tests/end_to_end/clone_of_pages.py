@@ -89,6 +89,14 @@ def clone(folder: Path):
         Path("copies").mkdir()
         for name in ("imagenet", "copies/my_pictures"):
             Path(name).symlink_to(folder / "my_pictures")
+        rows = {"train": [], "test": []}
+        for i in range(64):
+            split = "train" if i < 60 else "test"
+            Path(f"cassava/{split}_images").mkdir(parents=True, exist_ok=True)
+            _picture(Path(f"cassava/{split}_images/{i}.jpg"), i % 2)
+            rows[split].append(f"{i}.jpg,{i % 2}\n")
+        for name, split in (("train", "train"), ("sample_submission", "test")):
+            Path(f"cassava/{name}.csv").write_text("".join(["image_id,label\n", *rows[split]]))
         (folder / "new_pictures").mkdir()
         _picture(Path("new_pictures/1.jpg"), 0)
         _picture(Path("new_pictures/2.png"), 1)

@@ -36,7 +36,10 @@ DATA = [
 ]
 VALUES = {
     "pretrained": ["trained", "trained/checkpoints", "weights.pth", "nowhere", "pictures"],
-    "predict": ["pictures", "pictures/train/cat/0.png", "nowhere"],
+    "predict": ["pictures", "pictures/train/cat/0.png", "pictures/train.csv", "nowhere"],
+    "image_column": ["file", "1", "9"],
+    "label_column": ["label", "2", "nothing"],
+    "image_dir": [".", "train", "nowhere"],
     "image_size": [8, 9, 16, 33, 100],
     "crop_padding": [0, 1, 4, 40],
     "cutout": [0, 3, 64],

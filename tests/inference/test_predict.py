@@ -311,6 +311,18 @@ def test_bad_file_is_named_or_skipped_and_counted(tmp_path):
     assert [line[0] for line in rows(tmp_path / "out.csv")[1:]] == [paths[0], paths[2]]
 
 
+def test_a_list_gets_a_row_for_each_name(tmp_path):
+    paths = make_pictures(tmp_path / "in", ["a.png", "b.png"])
+    paths[1:1] = [str(tmp_path / "absent.png")]
+    files = PictureFiles(paths, CARD, on_bad="skip", names=["=1", "x,y", "b"])
+    precision, output = Precision("fp32", CPU), tmp_path / "out.csv"
+    predict_images(network(), files, output_csv=output, batch_size=2, precision=precision)
+    found = rows(output)[1:]
+    assert [row[0] for row in found] == ["=1", "x,y", "b"] and found[1][1:] == ["", ""]
+    predicted(paths[::2], tmp_path / "alone.csv")
+    assert [row[1:] for row in found[::2]] == [row[1:] for row in rows(tmp_path / "alone.csv")[1:]]
+
+
 def test_nothing_readable(tmp_path):
     (tmp_path / "a.png").write_bytes(b"")
     output = tmp_path / "out" / "out.csv"

@@ -39,7 +39,8 @@ NEEDS = {
         "white_level",
     )
 } | {
-    "encoding": ["--dataset", "csv"],
+    **{key: ["--dataset", "csv"] for key in ("encoding", "image_column", "image_dir")},
+    "label_column": ["--dataset", "csv"],
     "crop_ratio": ["--dataset", "imagefolder"],
     "eval_size": ["--dataset", "imagefolder", "--image_size", "8"],
     "val_resize": ["--dataset", "imagefolder", "--image_size", "8"],

@@ -106,3 +106,27 @@ def test_class_folders_alone_are_an_imagefolder(tmp_path):
     settings = parsed(f"resnet50_test.py {tmp_path}", tmp_path, lines.append)
     assert settings.dataset == "imagefolder"
     assert lines == [f"note: --dataset imagefolder, since there are pictures in {tmp_path}/cats"]
+
+
+@pytest.mark.parametrize(
+    "files, dataset",
+    [
+        ("train.csv images/1.jpg", "csv"),
+        ("train.csv train/1.jpg test/1.jpg", "csv"),
+        ("train.tsv train/train/1.jpg", "csv"),
+        ("train.csv train/cats/1.jpg", "imagefolder"),
+        ("other.csv train/1.jpg", "imagefolder"),
+    ],
+)
+def test_a_list_of_training_pictures_is_taken_unless_they_lie_in_class_folders(
+    tmp_path, files, dataset
+):
+    for path in map(tmp_path.joinpath, files.split()):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    lines = []
+    settings = parsed(f"resnet50_test.py {tmp_path}", tmp_path, lines.append)
+    assert settings.dataset == dataset and len(lines) == 1
+    assert (
+        lines[0] == f"note: --dataset csv, since {tmp_path} has a list of training pictures"
+    ) == (dataset == "csv")

@@ -19,10 +19,10 @@ from tqdm import tqdm
 from utils.data.images.decode import decode_all, strict_pillow
 from utils.data.images.file_formats import unread_formats
 from utils.data.images.form import USUAL, Form
-from utils.data.images.imagefolder import is_stray
+from utils.data.images.imagefolder import is_ignored, walk
 from utils.data.images.loader import Normalize
 from utils.errors import UserError
-from utils.files import reason, written_aside
+from utils.files import written_aside
 from utils.inference.csv_fields import quoted, safe_path, safe_text
 from utils.machine.cores import usable_cores
 from utils.plural import counted
@@ -32,8 +32,6 @@ from utils.training.objective import Precision
 from utils.weights.card import ModelCard
 
 HEADER = "file,class,probability\n"
-# Created beside pictures by operating systems.
-CLUTTER = {"thumbs.db", "desktop.ini", "__macosx"}
 
 
 @dataclass(frozen=True)
@@ -58,27 +56,15 @@ def list_pictures(path: str | Path, say: Callable[[str], None] = lambda line: No
         return [str(path)]
     if not os.path.exists(path):
         raise UserError(f"--predict {path}: there is no such file or folder")
-
-    def refuse(error: OSError):
-        raise UserError(f"--predict: cannot read {error.filename}: {reason(error)}") from error
-
-    found, seen = [], set()
-    for folder, folders, files in os.walk(path, onerror=refuse, followlinks=True):
-        here = os.stat(folder)
-        if (here.st_dev, here.st_ino) in seen:  # a link back to a folder above it
-            folders.clear()
-            continue
-        seen.add((here.st_dev, here.st_ino))
-        folders[:] = sorted(name for name in folders if not _is_ignored(name))
-        found += [os.path.join(folder, name) for name in files if not _is_ignored(name)]
-    pictures = sorted(file for file in found if not is_stray(file))
+    strays: list[str] = []
+    prefix = os.path.join(path, "")[:-1]
+    pictures = sorted(file for file, *_ in walk(prefix, prefix, set(), strays))
+    others = [file for file in strays if not is_ignored(os.path.basename(file))]
     if not pictures:
         raise UserError(f"--predict {path}: there are no pictures in this folder")
-    if len(pictures) < len(found):
-        others = set(found).difference(pictures)
-        count = counted(len(found) - len(pictures), "other file")
+    if others:
         remarks = [f"such as {min(others)}", *unread_formats(others)]
-        say(f"{count} left out, {', '.join(remarks)}")
+        say(f"{counted(len(others), 'other file')} left out, {', '.join(remarks)}")
     return pictures
 
 
@@ -140,20 +126,23 @@ def predict_images(
             _Progress(len(files.paths), say) as progress,
             contextlib.closing(files.batches(batch_size, progress.advance)) as batches,
         ):
-            table.write(HEADER)
-            for names, pictures in batches:
+            answers: dict[int, str] = {}
+            for rows, pictures in batches:
                 if interrupted():
                     raise _Interrupted
                 inputs = normalize(torch.from_numpy(pictures).to(precision.device))
                 probabilities, classes = _predict(model, inputs, precision, flip)
-                for name, index, p in zip(names, classes, probabilities, strict=True):
+                for row, index, p in zip(rows, classes, probabilities, strict=True):
                     if p != p:
                         raise UserError(
-                            f"the model's answer to {name} is not a number: try --precision "
-                            "fp32, or another checkpoint"
+                            f"the model's answer to {files.paths[row]} is not a number: try "
+                            "--precision fp32, or another checkpoint"
                         )
-                    label = safe_text(card.classes[index])
-                    table.write(f"{quoted(safe_path(name))},{quoted(label)},{p:.6f}\n")
+                    answers[row] = f"{quoted(safe_text(card.classes[index]))},{p:.6f}"
+            table.write(HEADER)
+            for row, name in enumerate(files.names or map(safe_path, files.paths)):
+                if files.names or row in answers:
+                    table.write(f"{quoted(name)},{answers.get(row, ',')}\n")
             if not files.pictures:
                 example = f", such as {files.skipped[0]}" if files.skipped else ""
                 raise UserError(
@@ -177,6 +166,7 @@ class PictureFiles:
         workers: threads; None: one per core.
         on_bad: "error" or "skip", for files that cannot be decoded.
         form: how a file becomes a picture.
+        names: of the files of a list, each of which gets a row; None: `paths`, each that is read.
 
     Attributes:
         pictures: number of pictures that `batches` has yielded and its caller is done with.
@@ -190,17 +180,18 @@ class PictureFiles:
         workers: int | None = None,
         on_bad: str = "error",
         form: Form = USUAL,
+        names: Sequence[str] | None = None,
     ):
         self.paths, self.card, self.on_bad = list(paths), card, on_bad
-        self.form = form
+        self.form, self.names = form, names
         self.workers = max(1, usable_cores() if workers is None else workers)
         self.pictures = 0
         self.skipped: list[str] = []
 
     def batches(
         self, size: int, advance: Callable[[int], None]
-    ) -> Generator[tuple[list[str], np.ndarray]]:
-        """Paths and pictures, (n, height, width, channels) uint8, of at most `size` at a time.
+    ) -> Generator[tuple[list[int], np.ndarray]]:
+        """Numbers of paths, and pictures, (n, height, width, channels) uint8, at most `size` each.
 
         Args:
             advance: called with the number of files that are done: of each batch when the next
@@ -218,26 +209,27 @@ class PictureFiles:
         ):
             for pictures, errors in chunks:
                 length = len(pictures) + len(errors)
-                names = self._readable(self.paths[done : done + length], errors)
+                rows = self._readable(range(done, done + length), errors)
                 if self.card.channels == 1:
                     pictures = to_gray(pictures)
-                for start in range(0, len(names), size):
+                for start in range(0, len(rows), size):
                     piece = slice(start, start + size)
-                    yield names[piece], pictures[piece]
-                    self.pictures += len(names[piece])
-                    advance(len(names[piece]))
+                    yield rows[piece], pictures[piece]
+                    self.pictures += len(rows[piece])
+                    advance(len(rows[piece]))
                 advance(len(errors))
                 done += length
 
-    def _readable(self, paths: list[str], errors: dict[int, str]) -> list[str]:
+    def _readable(self, rows: range, errors: dict[int, str]) -> list[int]:
         for offset, why in errors.items():
+            path = self.paths[rows[offset]]
             if self.on_bad == "error":
                 raise UserError(
-                    f"{paths[offset]} is not a readable picture ({why}): remove it, or leave out "
+                    f"{path} is not a readable picture ({why}): remove it, or leave out "
                     "all such files with --on_bad skip"
                 )
-            self.skipped.append(f"{paths[offset]}: {why}")
-        return [path for offset, path in enumerate(paths) if offset not in errors]
+            self.skipped.append(f"{path}: {why}")
+        return [row for offset, row in enumerate(rows) if offset not in errors]
 
 
 def to_gray(pictures: np.ndarray) -> np.ndarray:
@@ -295,7 +287,3 @@ class _Progress:
         if self._bar.disable and time.monotonic() - self._last >= PLAIN_LINE_SECONDS:
             self._last = time.monotonic()
             self._say(f"{self._done:,} of {self._total:,} pictures")
-
-
-def _is_ignored(name: str) -> bool:
-    return name.startswith(".") or name.lower() in CLUTTER

@@ -6,6 +6,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from utils.checkpoints.checkpoint import Checkpoint
+from utils.data.images.csv_lists import listed_pictures
+from utils.data.images.split_names import ENDINGS
 from utils.data.texts.encodings import BY_ROW
 from utils.data.texts.rows import column_names
 from utils.errors import UserError
@@ -93,12 +95,18 @@ def predict_pictures(run: Run, model, card: ModelCard, output: Path) -> int | No
     """Writes the predictions for the pictures that --predict names; how many, or None if a signal
     came first."""
     settings = run.settings
-    paths = list_pictures(settings.predict, run.console.say)
-    if output.exists():  # the table of an earlier call may be in the folder
+    if settings.predict.lower().endswith(ENDINGS):
+        names, paths = listed_pictures(
+            Path(settings.predict), settings.on_bad, settings.image_column, settings.image_dir,
+            settings.encoding, lambda line: run.console.say(f"note: {line}"),
+        )  # fmt: skip
+    else:
+        names, paths = None, list_pictures(settings.predict, run.console.say)
+    if names is None and output.exists():  # the table of an earlier call may be in the folder
         paths = [path for path in paths if not is_same(path, output)]
     predictions = predict_images(
         model,
-        PictureFiles(paths, card, settings.workers, settings.on_bad, settings.form),
+        PictureFiles(paths, card, settings.workers, settings.on_bad, settings.form, names),
         output_csv=output,
         batch_size=settings.batch_size,
         precision=run.precision,

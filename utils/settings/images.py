@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from utils.data.images.form import Form
 from utils.data.images.sources import IMAGE_DATASETS, TEST_FRACTION
-from utils.data.images.split_names import class_folder
+from utils.data.images.split_names import ENDINGS, class_folder
 from utils.errors import UserError
 from utils.settings.config import Config
 from utils.settings.data import data_flag
@@ -29,6 +29,18 @@ class PictureSettings(Config):
         "downloaded once",
         choices=IMAGE_DATASETS,
     )
+    image_column: str | None = data_flag(
+        None, "Column of your lists with the files, by name or number from 1; also with --predict",
+        default_text="found, or asked for", resume="evaluation", essential=True,
+    )  # fmt: skip
+    label_column: str | None = data_flag(
+        None, "Column of your lists with the class, by name or number from 1",
+        default_text="found, or asked for", resume="evaluation", essential=True,
+    )  # fmt: skip
+    image_dir: str | None = data_flag(
+        None, "Folder of the pictures in your lists, relative to the lists'; also with --predict",
+        default_text="found, or asked for", resume="evaluation", essential=True,
+    )  # fmt: skip
     image_size: int | None = data_flag(
         None,
         "Side of the pictures, which are resized, your own as --resize_mode says",
@@ -192,18 +204,21 @@ class PictureSettings(Config):
     @classmethod
     def implied(cls, given, say):
         found, implied = given.get("data_dir") or "", super().implied(given, say)
-        if "dataset" in given:
+        if not found or "dataset" in given:
             return implied
-        if found.lower().endswith((".csv", ".tsv")):
-            say(f"note: --dataset csv, since {found} is a list")
-            return implied | {"dataset": "csv"}
-        if found and os.path.isdir(os.path.join(found, "train")):
-            say(f"note: --dataset imagefolder, since {found} has a folder train/")
-            return implied | {"dataset": "imagefolder"}
-        if found and (name := class_folder(found)) is not None:
-            say(f"note: --dataset imagefolder, since there are pictures in {name}")
-            return implied | {"dataset": "imagefolder"}
-        return implied
+        inner = class_folder(os.path.join(found, "train"))
+        lists = [os.path.isfile(os.path.join(found, f"train{ending}")) for ending in ENDINGS]
+        dataset, why = "imagefolder", f"{found} has a folder train/"
+        if found.lower().endswith(ENDINGS):
+            dataset, why = "csv", f"{found} is a list"
+        elif any(lists) and (inner is None or os.path.basename(inner) == "train"):
+            dataset, why = "csv", f"{found} has a list of training pictures"
+        elif not os.path.isdir(os.path.join(found, "train")):
+            if (inner := class_folder(found)) is None:
+                return implied
+            why = f"there are pictures in {inner}"
+        say(f"note: --dataset {dataset}, since {why}")
+        return implied | {"dataset": dataset}
 
     def ineffective(self):
         yield from super().ineffective()
@@ -221,7 +236,9 @@ class PictureSettings(Config):
         elif self.predict:
             yield "loader", "--predict decodes files in threads, by Pillow", "predict"
         if self.dataset != "csv" and not self.eval_data:
-            yield "encoding", "it is that of the lists of --dataset csv", "dataset"
+            names = ("label_column", "image_column", "image_dir", "encoding")
+            names = names[:1] if (self.predict or "").lower().endswith(ENDINGS) else names
+            yield from ((n, "it is for lists (--dataset csv)", "dataset") for n in names)
         if self.resize_mode != "crop":
             reason = f"--resize_mode {self.resize_mode} keeps the whole picture"
             yield from ((name, reason, "resize_mode") for name in ("crop_ratio", "val_resize"))

@@ -1,5 +1,6 @@
 """Lists of picture files and their classes: --dataset csv."""
 
+import shutil
 from unicodedata import normalize
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from data.images.picture_trees import noise
 from PIL import Image
 
+from utils.data.images.csv_lists import listed_pictures
 from utils.data.images.sources import load_image_data
 from utils.errors import UserError
 
@@ -95,13 +97,100 @@ def test_a_test_list_without_labels(folder):
     """As of a competition."""
     write(folder / "train.csv", ROWS[:4])
     write(folder / "test.csv", ["images/6.png", "images/7.png"], "image_id")
-    refused(folder, "test.csv has the columns image_id", "or move the list away")
+    note = "test.csv has no classes: 2 pictures for --predict"
+    for settings in ({}, {"test_fraction": 0.5}):  # a part of the others is held out
+        data = load(folder, **settings)
+        assert (len(data.train), len(data.test), data.notes[0]) == (2, 2, note)
+    (folder / "test.csv").unlink()
+    assert load(folder).fingerprint == load(folder, test_fraction=0.2).fingerprint
+    for rows in (["images/6.png,", "images/7.png,"], ["images/6.png,3", "images/7.png,4"]):
+        write(folder / "test.csv", rows, "file,label" if rows[0].endswith(",") else "file,width")
+        assert load(folder).notes[0] == note
     write(folder / "val.csv", ROWS[4:6])
     data = load(folder)
-    assert data.val_is_test and len(data.test) == 2
-    assert "without test.csv, which has no labels" in data.source
+    assert data.val_is_test and len(data.test) == 2 and data.notes[0] == note
     write(folder / "val.csv", ["images/6.png"], "image_id")
-    refused(folder, "val.csv has the columns image_id")
+    refused(folder, "val.csv has the columns image_id", "with --label_column")
+
+
+@pytest.mark.parametrize(
+    "files, names, header, settings",
+    [
+        ("train/{i}.png", "{i}", "id,breed", {}),
+        ("train_images/a.{i}.v2.{e}", "a.{i}.v2", "image_id,label", {}),  # endings of several kinds
+        ("train/train/{i}.png", "{i}.png", "Image,Id", {}),  # as archives are unpacked
+        ("images/{i}.PNG", "{i}.png", "file,label", {}),
+        ("images/{i}.png", r"C:\Users\me\images\{i}.png", "path,label", {}),
+        ("part_{k}/{i}.png", "/input/all/{i}.png", "path,label", {}),  # of another machine
+        ("a/{i}.png", "{i}", "key,kind,site", {"image_column": "1", "label_column": "kind"}),
+        ("a/{i}.png", "{i}", "key,kind,site", {"image_dir": "a", "label_column": "2"}),
+        ("../a/{i}.png", "{i}.png", "file,label", {"image_dir": "../a"}),
+    ],
+)
+def test_pictures_and_columns_are_found_where_there_is_no_doubt(
+    folder, files, names, header, settings
+):
+    (folder / "test").mkdir()
+    for i in range(8):
+        path = folder / files.format(i=i, k=i % 2, e=["png", "PNG", "bmp"][i % 3])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture = Image.fromarray(noise(8, i))
+        picture.save(path)
+        picture.save(folder / "test" / path.name)  # not of this list
+    for path in (folder / "images").glob("*.png"):
+        if not files.startswith("images/{i}.png"):
+            path.unlink()
+    site = ",s" * header.count("site")
+    write(folder / "train.csv", [f"{names.format(i=i)},c{i % 2}{site}" for i in range(8)], header)
+    data = load(folder, **settings)
+    assert data.classes == ["c0", "c1"] and (len(data.train), len(data.test)) == (6, 2)
+    assert any("is taken for" in note for note in data.notes) or "image_dir" in settings
+    write(folder / "test.csv", [names.format(i=3)], header.split(",")[0])
+    assert load(folder, **settings).fingerprint == data.fingerprint
+
+
+def test_a_list_to_be_predicted_has_a_row_for_each_of_its_rows(folder):
+    (folder / "test").mkdir()
+    for i in (3, 4):
+        (folder / "images" / f"{i}.png").rename(folder / "test" / f"{i}.png")
+    write(folder / "test.csv", ["4", "9", ",", "3.png", "4", "3,x,y"], "image_id")
+    asked = {"image_column": None, "image_dir": None, "encoding": None}
+    with pytest.raises(UserError, match="such as '9' in line 3: add them"):
+        listed_pictures(folder / "test.csv", "error", **asked, note=print)
+    notes = []
+    names, paths = listed_pictures(folder / "test.csv", "skip", **asked, note=notes.append)
+    assert names == ["4", "9", "", "3.png", "4", ""] and len(notes) == 2
+    assert [paths[i] for i in (0, 3, 4)] == [f"{folder}/test/{i}.png" for i in (4, 3, 4)]
+    write(folder / "sample_submission.csv", ["3,0.5,0.5", "4,0.5,0.5"], "id,cat,dog")
+    names, paths = listed_pictures(folder / "sample_submission.csv", "error", **asked, note=print)
+    assert names == ["3", "4"] and paths == [f"{folder}/test/{i}.png" for i in (3, 4)]
+
+
+def test_what_is_in_doubt_is_asked(folder):
+    write(folder / "train.csv", [f"{i},{'ab'[i % 2]}" for i in range(8)])
+    shutil.copytree(folder / "images", folder / "small")
+    refused(folder, "line 2: 0 may be images/0.png or small/0.png", "--image_dir")
+    whole = load(folder, image_dir="images")
+    (folder / "images" / "3.bmp").write_bytes((folder / "images" / "3.png").read_bytes())
+    refused(folder, "line 5: 3 may be images/3.bmp or images/3.png", image_dir="images")
+    assert load(folder, image_dir="small").fingerprint == whole.fingerprint
+    refused(folder, "--image_dir nothing: there is no such folder", image_dir="nothing")
+    refused(folder, "no column 'kind' (--label_column): it has file, label", label_column="kind")
+    write(folder / "train.csv", [f"{i},u{i},{i // 4}" for i in range(8)], "key,url,fold")
+    refused(folder, "columns key, url, fold: name that of the pictures' files with --image_column")
+    settings = {"image_dir": "small", "image_column": "key"}
+    refused(folder, "name that of the classes with --label_column", **settings)
+    assert load(folder, **settings, label_column="fold").classes == ["0", "1"]
+
+
+def test_classes_in_several_columns_and_captions_are_no_classes(folder):
+    rows = [
+        f"images/{i}.png,{int(i % 3 == 0)},{int(i % 3 == 1)},{int(i % 3 == 2)}" for i in range(8)
+    ]
+    write(folder / "train.csv", rows, "image_id,healthy,rust,scab")
+    refused(folder, "classes in several columns", "df[['healthy', 'rust', 'scab']].idxmax(axis=1)")
+    write(folder / "train.csv", [f"images/{i}.png,a picture {i}" for i in range(8)], "file,caption")
+    refused(folder, "columns file, caption: name that of the classes with --label_column")
 
 
 def test_a_list_that_is_named(folder):
@@ -189,15 +278,15 @@ def test_another_class_of_the_same_file_is_noticed(folder):
         ([",cat"], "file,label", "line 2 has no file"),
         (['"images/1.png,cat'], "file,label", "line 2 has a quote that is never closed"),
         (["images/1.png,cat"], "file,label", "has only the class 'cat'"),
-        (["1.png,cat", "2.png,dog"], "file,label", "none of which is there"),
-        (["images\\1.png,cat", "images\\2.png,dog"], "file,label", "write / instead of \\ "),
-        ([f"{300 * 'w'},cat"], None, "name that of the pictures' files 'file'"),
-        (["images/1.png,cat"], "where,what,why", "has the columns where, what, why: name that"),
+        (["x.png,cat", "y.png,dog"], "file,label", "2 of 2 pictures of"),
+        ([f"{300 * 'w'},cat"], None, "name that of the pictures' files with --image_column"),
+        (ROWS, "file,label,", "line 1 has 3 columns"),
+        (["images/1.png,cat"], "where,what,why", "has the columns where, what, why: name that of"),
         (["images/1.png,cat", "a\0b,dog"], "file,label", "a b"),
         (
-            [*ROWS[:2], "images/../images/0.png,dog"],
+            [*ROWS[:2], "images/../images/0.png,dog", "images/0,dog"],
             "file,label",
-            "lines 2 and 4 give images/../images/0.png the labels 'cat' and 'dog'",
+            "4 give images/../images/0.png the labels 'cat' and 'dog', and 1 other line likewise",
         ),
     ],
 )
@@ -212,8 +301,10 @@ def test_a_file_that_is_not_there_is_a_bad_picture(folder):
     write(folder / "train.csv", [*ROWS, "images/9.png,cat", "images,cat"])
     write(folder / "test.csv", ROWS[:2])
     for decode in ("once", "always"):
-        refused(folder, "9.png", "No such file", "--on_bad skip", decode=decode)
+        missing = "1 of 10 pictures of", "such as 'images/9.png' in line 10"
+        refused(folder, *missing, "--on_bad skip", decode=decode)
         data = load(folder, decode=decode, on_bad="skip")
+        assert missing[1] in data.notes[0]
         assert data.skipped == 2 and len(data.train) == 8
 
 

@@ -49,7 +49,7 @@ def test_other_names_of_val(tmp_path, word):
     two = make_tree(tmp_path / "two", ("train", word))
     data = load(two)
     assert data.val_is_test and np.array_equal(data.test.images[0], noise(8, 8))
-    refused(two, f"which has a folder {word}/", test_fraction=0.2)
+    refused(two, f"which has {word}/", test_fraction=0.2)
     data = load(make_tree(tmp_path / "three", ("train", word, "test")))
     assert np.array_equal(data.val.images[0], noise(8, 8)) and len(data.test) == 8
     make_tree(two, ("val",))
@@ -73,6 +73,22 @@ def test_a_fifth_of_a_tree_without_a_test_set_is_held_out_and_said(tmp_path):
         assert np.bincount(data.test.labels).tolist() == [2, 2]
         assert "a fifth is held out as test set (--test_fraction" in data.source
         assert load(place, test_fraction=0.2).fingerprint == data.fingerprint
+
+
+@pytest.mark.parametrize("inner", ["", "images", "unknown", "test"])
+def test_a_flat_test_folder_is_for_predictions(tmp_path, inner):
+    tree = make_tree(tmp_path / "tree", ("train", "test"))
+    alone = make_tree(tmp_path / "alone", ("train",))
+    (tree / "flat" / inner).mkdir(parents=True)
+    for i, path in enumerate(sorted((tree / "test").glob("*/*"))):
+        path.rename(tree / "flat" / inner / f"{i}.png")
+    shutil.rmtree(tree / "test")
+    (tree / "flat").rename(tree / "test")
+    (tree / "test.csv").write_text("image_id\n" + "".join(f"{i}\n" for i in range(8)))
+    for settings in ({}, {"test_fraction": 0.25}):
+        data = load(tree, **settings)
+        assert data.notes[0] == "test/ has no classes: 8 pictures for --predict"
+        assert data.fingerprint == load(alone, **settings).fingerprint
 
 
 @pytest.mark.parametrize("below", ["", "train"])

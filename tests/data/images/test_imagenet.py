@@ -127,7 +127,7 @@ def test_a_test_folder_without_classes_is_left_out(imagenet, name, inner):
     (imagenet / name).write_text(mapping(row))
     data = load(imagenet, decode="always")
     assert data.val_is_test and data.val is None and data.test.labels.tolist() == [1, 2, 0, 1]
-    assert "without test/, whose pictures have no classes" in data.source
+    assert data.notes[0] == "test/ has no classes: 4 pictures for --predict"
     (imagenet / "test.txt").write_text("".join(f"test_{n}.JPEG {n % 3}\n" for n in range(4)))
     data = load(imagenet, decode="always")
     assert len(data.val) == 4 and data.test.labels.tolist() == [0, 1, 2, 0]

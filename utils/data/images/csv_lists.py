@@ -3,33 +3,38 @@
     data_dir/train.csv   and test.csv or val.csv or both
     data_dir/train.csv   alone, or any list that `data_dir` itself names; a part is held out
 
-valid.csv and validation.csv are other names of val.csv.
+valid.csv and validation.csv are other names of val.csv. A test.csv without classes is left out.
 The lists beside a train.csv count, too, if `data_dir` names that file itself.
 
 A list names its columns in its first line, in any order, beside others. Files are relative to the
-list's folder. Classes are the sorted labels of the training pictures.
+list's folder, or looked for in it (`_Pictures`). Classes are the sorted labels of the training
+pictures.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, cached_property
 from pathlib import Path
 from unicodedata import normalize
 
 from utils.data.class_names import by_form, merged_note
+from utils.data.images.file_formats import picture_endings
 from utils.data.images.imagenet import NoClasses, class_names, text_lines, told_apart
-from utils.data.images.listing import Listing, load_listings
+from utils.data.images.listing import Listing, check_test_fraction, load_listings
 from utils.data.images.shards import CLASSES
-from utils.data.images.sources import ImageData, NoTestSet
-from utils.data.images.split_names import SPLITS, by_split
+from utils.data.images.sources import ImageData
+from utils.data.images.split_names import ENDINGS, SPLITS, by_split, first_word
+from utils.data.texts.columns import find_column
 from utils.data.texts.files import Table, read_table
 from utils.errors import UserError
 from utils.files import reason
 from utils.plural import counted
 
-ENDINGS = (".csv", ".tsv")
 # Names of columns, of which the first that is there is taken: "Image_Path" counts as "image path".
 FILE_NAMES = (
     *("file", "file name", "filename", "file path", "filepath", "path", "image path"),
@@ -43,41 +48,74 @@ LABEL_NAMES = (
 
 
 def load_csv(
-    *, data_dir: Path, test_fraction: float | None = None, encoding: str | None = None, **settings
-) -> ImageData:
+    *, data_dir: Path, test_fraction: float | None = None, on_bad: str = "error",
+    image_column: str | None = None, label_column: str | None = None,
+    image_dir: str | None = None, encoding: str | None = None,
+    classes: list[str] | None = None, **settings,
+) -> ImageData:  # fmt: skip
     """The pictures of the lists, which are in `encoding` (see `decode` in utils/data/texts), loaded
-    by `load_listings`. A test list without a column of labels, as of a competition, is left out if
-    there is a val list.
+    by `load_listings`. A test list without classes, as of a competition, is left out. `classes`:
+    see `load_image_data`.
+
+    Columns are names or numbers (from 1), and `image_dir` is relative to the folder of the lists;
+    what is None is found where there is no doubt.
 
     Raises:
         UserError: there is no list, a row of it is wrong, or see `load_listings`.
     """
-    listings, classes, remark = {}, settings.pop("classes", None), ""
-    lists = {"test": data_dir} if classes else _find_lists(data_dir, test_fraction)
+    lists = {"test": data_dir} if classes else _find_lists(data_dir)
+    if "train" in lists and "test" not in lists:  # else it counts if it has classes
+        check_test_fraction(data_dir, [lists[s].name for s in lists if s != "train"], test_fraction)
+    listings, firsts, remark = {}, {}, ""
     for split, path in lists.items():
+        table, pictures = read_table(path, "picture", encoding), _Pictures(path, image_dir)
         try:
-            table = read_table(path, "picture", encoding)
-            columns = _columns(table)
-            listings[split], repeats = _read_list(table, columns, classes, once=split == "all")
-        except NoClasses:
-            if split != "test" or "val" not in listings:
+            columns = _columns(table, pictures, image_column, label_column, not listings)
+        except NoClasses as unlabelled:
+            if split != "test" or not listings:
                 raise
-            remark += f", without {path.name}, which has no labels"
+            listings["train"].notes.append(f"{path.name} {unlabelled.note}")
             continue
         remark += f", {path.name} with {_told(table, columns)}"
-        if repeats and split in ("all", "train"):
-            what = "without" if split == "all" else "with"
-            remark += f", {what} {counted(repeats, 'repeated line')} of {path.name}"
+        listings[split], firsts[split] = _read_list(table, pictures, columns, classes, on_bad)
+        label_column = _first(table)[columns[1]]  # it may be in another place in the others
         classes = listings[split].classes
     folder = next(iter(lists.values())).parent
-    data = load_listings("csv", folder, listings, test_fraction=test_fraction, **settings)
-    notes = [note for listing in listings.values() for note in listing.notes]
-    names, source = _names(folder, data.classes), data.source + remark
-    return replace(data, classes=names, source=source, notes=[*notes, *data.notes])
+    if train := listings.get("train"):
+        held_out, rows = (
+            [lists[split].name for split in listings if split != "train"],
+            firsts["train"],
+        )
+        check_test_fraction(data_dir, held_out, test_fraction)
+        if repeats := len(train.paths) - len(rows):
+            what = "with" if held_out else "without"
+            remark += f", {what} {counted(repeats, 'repeated line')} of {lists['train'].name}"
+        if not held_out:  # no picture is trained on and tested
+            lists_of = ("paths", "labels", "stats")
+            first = {name: [getattr(train, name)[row] for row in rows] for name in lists_of}
+            listings = {"all": replace(train, **first)}  # type: ignore[arg-type]
+    settings |= {"test_fraction": test_fraction, "on_bad": on_bad}
+    data = load_listings("csv", folder, listings, **settings)
+    names = _names(folder, data.classes)
+    return replace(data, classes=names, source=data.source + remark)
 
 
-def _find_lists(data_dir: Path, test_fraction: float | None) -> dict[str, Path]:
-    """Split -> its list: {"train", "test" and/or "val"}, or {"all"}."""
+def listed_pictures(
+    path: Path, on_bad: str, image_column: str | None, image_dir: str | None,
+    encoding: str | None, note: Callable[[str], None],
+) -> tuple[list[str], list[str]]:  # fmt: skip
+    """The names in a list for --predict, one for each row, and their paths; "" is the name in a row
+    that cannot be used. See `load_csv` and `_Pictures.take`."""
+    table, pictures = read_table(path, "picture", encoding), _Pictures(path, image_dir)
+    file, header = _file_column(table, pictures, image_column)
+    rows = table.rows[header:]
+    names = ["" if row.problem else (row.cells[file] or "").strip() for row in rows]
+    paths, _ = pictures.take(names, [row.line for row in rows], on_bad, note)
+    return names, [os.path.join(path.parent, found) for found in paths]
+
+
+def _find_lists(data_dir: Path) -> dict[str, Path]:
+    """Split -> its list, in the order train, val, test."""
     if not data_dir.exists():
         raise UserError(
             f"{data_dir} is not there: give the folder of the lists, or a list, with --data_dir"
@@ -86,10 +124,8 @@ def _find_lists(data_dir: Path, test_fraction: float | None) -> dict[str, Path]:
     if not data_dir.is_dir():
         found, folder = {"train": data_dir}, data_dir.parent
     if not found or data_dir.stem == "train":
-        lists: dict[str, Path] = {}  # by the words of splits
-        for word, ending in itertools.product(SPLITS, ENDINGS):
-            if (path := folder / f"{word}{ending}").is_file():
-                lists.setdefault(word, path)
+        both = itertools.product(reversed(ENDINGS), SPLITS)
+        lists = {word: path for e, word in both if (path := folder / f"{word}{e}").is_file()}
         words = by_split(folder, {word: path.name for word, path in lists.items()})
         found = {split: lists[word] for split, word in words.items()} | found
     if "train" not in found:
@@ -97,30 +133,100 @@ def _find_lists(data_dir: Path, test_fraction: float | None) -> dict[str, Path]:
             f"{data_dir} has no train.csv: give the folder of the lists with --data_dir, or a "
             "list itself"
         )
-    held_out = [split for split in ("val", "test") if split in found]
-    if held_out and test_fraction is not None:
-        raise UserError(
-            f"--test_fraction has no effect on {data_dir}, which has {found[held_out[-1]].name}: "
-            "leave it out"
-        )
-    if not held_out and test_fraction is None:
-        raise NoTestSet(f"{found['train']} comes without a test set: add --test_fraction 0.2")
-    if not held_out:
-        return {"all": found["train"]}
-    return {split: found[split] for split in ("train", *held_out)}
+    return {split: found[split] for split in ("train", "val", "test") if split in found}
+
+
+class _Pictures:
+    """Finds the pictures of the list `path`, in `image_dir`, relative to its folder, or None.
+
+    Names may lack their ending. If none is where the list says, what ends as they do is looked for
+    in the list's folder, and in folders in it that are not another split's by their names.
+    """
+
+    def __init__(self, path: Path, image_dir: str | None):
+        self.path, self.root, self.folder = path, str(path.parent), image_dir or ""
+        self.pictures_in = cache(self._pictures_in)
+        if not os.path.isdir(os.path.join(self.root, self.folder)):
+            raise UserError(f"--image_dir {image_dir}: there is no such folder in {self.root}")
+
+    @cached_property
+    def places(self) -> list[str]:
+        """The folders to look in, relative to that of the list."""
+        if self.folder:
+            return [self.folder]
+        with os.scandir(self.root) as scan:
+            inner = sorted(entry.name for entry in scan if entry.is_dir() and entry.name[0] != ".")
+        if split := SPLITS.get(first_word(self.path.stem) or ""):
+            inner = [name for name in inner if SPLITS.get(first_word(name) or "", split) == split]
+        return ["", *inner, *(f"{name}/{name}" for name in inner)]  # as archives are unpacked
+
+    def _pictures_in(self, inner: str, anywhere: bool) -> dict[str, list[str]]:
+        """Names, also without ending or in lower case, of the pictures in the folders `inner` of
+        `places` -> their paths."""
+        found: dict[str, list[str]] = {}
+        for place in self.places if anywhere else [self.folder]:
+            folder = os.path.join(place, inner)
+            with contextlib.suppress(OSError):
+                for name in sorted(os.listdir(os.path.join(self.root, folder))):
+                    stem, ending = os.path.splitext(name)
+                    if ending.lower() in picture_endings():
+                        for key in {name, stem, normalize("NFC", name).lower()}:
+                            found.setdefault(key, []).append(os.path.join(folder, name))
+        return found
+
+    def find(self, name: str, anywhere: bool = True) -> list[str]:
+        """The paths that a name may stand for."""
+        if os.path.isfile(os.path.join(self.root, self.folder, name)):
+            return [os.path.join(self.folder, name)]
+        *parts, last = name.replace("\\", "/").split("/")
+        parts = [part for part in parts if part not in ("", ".", "..")]
+        for start in range(len(parts) + 1 if anywhere else 1):
+            known = self.pictures_in("/".join(parts[start:]), anywhere)
+            if found := known.get(last) or known.get(normalize("NFC", last).lower()):
+                return found
+        return []
+
+    def take(
+        self, names: list[str], lines: list[int], on_bad: str, note: Callable[[str], None]
+    ) -> tuple[list[str], list[tuple[int, int]]]:
+        """The paths and states of the pictures in `lines` of the list; `note` is given lines for
+        the user. Raises UserError if one is missing and `on_bad` is "error", or if all are."""
+        paths = [os.path.join(self.folder, name) for name in names]
+        states = [_state(os.path.join(self.root, path)) for path in paths]
+        missing = [row for row, name in enumerate(names) if states[row][0] < 0 or not name]
+        still, example = [], ""
+        for row in missing:
+            found = self.find(names[row], len(missing) == len(names))
+            where = f"{self.path}, line {lines[row]}: {names[row]}"
+            if len(found) > 1:
+                raise UserError(
+                    f"{where} may be {found[0]} or {found[1]}: name their folder with --image_dir, "
+                    "or write the endings into the list"
+                )
+            if not found:
+                still.append(row)
+                continue
+            example = example or f"{where} is taken for {found[0]}, and so on"
+            paths[row], states[row] = found[0], _state(os.path.join(self.root, found[0]))
+        if example:
+            note(example)
+        if still:
+            what = f"{len(still):,} of {counted(len(names), 'picture')} of {self.path} are not "
+            what += f"there, such as {names[still[0]]!r} in line {lines[still[0]]}"
+            if len(still) == len(names):
+                raise UserError(f"{what}: name the folder with --image_dir")
+            if on_bad == "error":
+                raise UserError(f"{what}: add them, or leave them out with --on_bad skip")
+            note(what)
+        return paths, states
 
 
 def _read_list(
-    table: Table, columns: tuple[int, int, bool], classes: list[str] | None, once: bool
-) -> tuple[Listing, int]:
-    """The files of a list, and how many of its lines repeat an earlier one.
-
-    Args:
-        columns: as returned by `_columns`.
-        classes: those of the training pictures; None: the list has them.
-        once: leave out repeats, as one could get into the training split and one into the test
-            split.
-    """
+    table: Table, pictures: _Pictures, columns: tuple[int, int, bool], classes: list[str] | None,
+    on_bad: str,
+) -> tuple[Listing, list[int]]:  # fmt: skip
+    """The files of a list, and the first row of each of them; `classes` are those of the training
+    pictures, None: the list has them."""
     path = table.path
     names, labels, lines = _rows(table, columns, set(classes or ()))
     forms = by_form(classes or set(labels))
@@ -129,43 +235,38 @@ def _read_list(
     if classes is None:
         numbers = all(label.isascii() and label.isdecimal() for label in labels)
         classes = sorted(set(labels), key=int if numbers else None)
-    repeats = _repeats(path, names, labels, lines)
-    if once and repeats:
-        names, labels = (
-            [cell for row, cell in enumerate(column) if row not in repeats]
-            for column in (names, labels)
-        )
-    folder = str(path.parent)
-    stats = [_state(os.path.join(folder, name)) for name in names]
-    if all(size < 0 for size, _ in stats):
-        remedy = f"their names must be relative to {path.parent}"
-        if "\\" in names[0]:
-            remedy = "write / instead of \\ between folders and files"
-        raise UserError(f"{path} lists {names[0]} and others, none of which is there: {remedy}")
     number = {label: i for i, label in enumerate(classes)}
-    listing = Listing(
-        path.parent, classes, names, [number[label] for label in labels], stats, [], notes
-    )
-    return listing, len(repeats)
+    numbers_of = [number[label] for label in labels]
+    paths, states = pictures.take(names, lines, on_bad, notes.append)
+    listing = Listing(path.parent, classes, paths, numbers_of, states, [], notes)
+    first: dict[str, int] = {}
+    rows = [first.setdefault(os.path.normpath(listing.path(row)), row) for row in range(len(paths))]
+    if differ := [(one, row) for row, one in enumerate(rows) if labels[row] != labels[one]]:
+        one, row = differ[0]
+        others = f", and {counted(len(differ) - 1, 'other line')} likewise" if differ[1:] else ""
+        raise UserError(
+            f"{path}, lines {lines[one]} and {lines[row]} give {names[row]} the labels "
+            f"{labels[one]!r} and {labels[row]!r}{others}: remove one of the lines"
+        )
+    return listing, [*first.values()]
 
 
 def _rows(
     table: Table, columns: tuple[int, int, bool], known: set[str]
 ) -> tuple[list[str], list[str], list[int]]:
-    """(files, labels, numbers of the lines) of a list. Labels must be `known`, unless that is
-    empty."""
+    """(files, labels, numbers of the lines) of a list. Labels must be in `known`, if any are."""
     path, known = table.path, {normalize("NFC", name) for name in known}
-    file_column, label_column, header = columns
     names, labels, lines, others = [], [], [], {}
-    for row in table.rows[header:]:
-        if row.problem is not None:
-            raise UserError(f"{path}, line {row.line} {row.problem}: correct the line")
-        name, label = ((row.cells[j] or "").strip() for j in (file_column, label_column))
-        if not name or not label:
-            what = "label" if name else "file"
-            raise UserError(f"{path}, line {row.line} has no {what}: fill it in, or remove it")
-        if known and normalize("NFC", label) not in known:
-            others.setdefault(label, row.line)
+    for row in table.rows[columns[2] :]:
+        problem, name, label = row.problem, "", ""
+        if problem is None:
+            name, label = ((row.cells[j] or "").strip() for j in columns[:2])
+            if not name or not label:
+                problem = f"has no {'label' if name else 'file'}"
+            elif known and normalize("NFC", label) not in known:
+                others.setdefault(label, row.line)
+        if problem is not None:
+            raise UserError(f"{path}, line {row.line} {problem}: correct it, or remove it")
         names.append(name)
         labels.append(label)
         lines.append(row.line)
@@ -178,46 +279,64 @@ def _rows(
     return names, labels, lines
 
 
-def _repeats(path: Path, names: list[str], labels: list[str], lines: list[int]) -> set[int]:
-    """The rows whose file an earlier one has, too. Raises UserError if their labels differ."""
-    folder, first = str(path.parent), {}
-    repeats = set()
-    for row, (name, label) in enumerate(zip(names, labels, strict=True)):
-        before = first.setdefault(os.path.normpath(os.path.join(folder, name)), row)
-        if label != labels[before]:
-            raise UserError(
-                f"{path}, lines {lines[before]} and {lines[row]} give {name} the labels "
-                f"{labels[before]!r} and {label!r}: remove one of the lines"
-            )
-        if before != row:
-            repeats.add(row)
-    return repeats
+def _first(table: Table) -> list[str]:
+    """The names of the columns, or what stands in their place."""
+    row = table.rows[0]
+    if table.names is None and row.problem:
+        raise UserError(f"{table.path}, line {row.line} {row.problem}: correct the line")
+    return table.names or [(cell or "").strip() for cell in row.cells]
 
 
-def _columns(table: Table) -> tuple[int, int, bool]:
-    """The columns of the file and of the label, counted from 0, and whether a header names them."""
-    first = table.rows[0].cells
-    names = table.names or [cell or "" for cell in first]
+def _known(names: list[str], known: tuple[str, ...]) -> list[int]:
     plain = [" ".join(name.lower().replace("_", " ").split()) for name in names]
-    file, label = (
-        next((plain.index(name) for name in known if name in plain), None)
-        for known in (FILE_NAMES, LABEL_NAMES)
-    )
-    if file is not None and label is not None:
-        return file, label, table.names is None
-    if len(first) == 2:  # perhaps without a header
-        for column, cell in enumerate(first):
-            if cell and os.path.isfile(table.path.parent / cell.strip()):
-                return column, 1 - column, False
-    if file is not None:
-        raise NoClasses(
+    return [plain.index(name) for name in known if name in plain]
+
+
+def _file_column(table: Table, pictures: _Pictures, asked: str | None) -> tuple[int, bool]:
+    """The column of the files, and whether a header names it."""
+    names = _first(table)
+    if asked is None and (known := _known(names, FILE_NAMES)):
+        return known[0], table.names is None
+    fit = [] if asked is None else [find_column(table, names, asked, "--image_column")]
+    some = [row.cells for row in table.rows[:20] if row.problem is None]
+    for anywhere in () if fit else (False, True):
+        found = [[bool(pictures.find(cell or "", anywhere)) for cell in row] for row in some]
+        fit = fit or [j for j in range(table.columns) if 2 * sum(r[j] for r in found) >= len(some)]
+    if len(fit) != 1:
+        raise UserError(
             f"{table.path} has the columns {', '.join(names)[:200]}: name that of the pictures' "
-            "classes 'label', in the first line, or move the list away if it has none"
+            "files with --image_column, and their folder with --image_dir"
         )
-    raise UserError(
-        f"{table.path} has the columns {', '.join(names)[:200]}: name that of the pictures' files "
-        "'file' and that of their classes 'label', in the first line"
-    )
+    return fit[0], table.names is None and not pictures.find(names[fit[0]])
+
+
+def _columns(
+    table: Table, pictures: _Pictures, image_column: str | None, label_column: str | None,
+    leads: bool,
+) -> tuple[int, int, bool]:  # fmt: skip
+    """The columns of the file and of the label, counted from 0, and whether a header names them.
+    Raises NoClasses if none is known to have labels. `leads`: the list is the first one that is
+    read, so that it must have what is asked for."""
+    file, header = _file_column(table, pictures, image_column)
+    names, others = _first(table), [j for j in range(table.columns) if j != file]
+    rows = [row.cells for row in table.rows[header:] if row.problem is None]
+    label = [j for j in _known(names, LABEL_NAMES) if j != file]
+    if label_column is not None and (leads or label_column in names):
+        label = [find_column(table, names, label_column, "--label_column")]
+    if label and leads:
+        return file, label[0], header
+    values = {j: {(row[j] or "").strip() for row in rows} for j in label or others}
+    repeat = leads and len(values[others[0]]) < len(rows) if others else False
+    if len(others) == 1 and (repeat or not (header or table.names)):
+        label = others
+    if label and any(values[label[0]]):
+        return file, label[0], header
+    what = f"has the columns {', '.join(names)[:200]}: name that of the classes with --label_column"
+    several = [names[j] for j, cells in values.items() if cells <= {"0", "1", "0.0", "1.0"}]
+    if len(several) > 1:
+        what = "has classes in several columns: make one of them, in pandas by df['label'] = "
+        what += f"df[{several}].idxmax(axis=1)"
+    raise NoClasses(f"{table.path} {what}", len(rows))
 
 
 def _told(table: Table, columns: tuple[int, int, bool]) -> str:

@@ -22,13 +22,13 @@ from utils.data.class_names import by_form, merged_note
 from utils.data.images.decode import strict_pillow
 from utils.data.images.file_formats import open_image, picture_endings, unread_formats
 from utils.data.images.imagenet import NoClasses, class_names, flat_labels
-from utils.data.images.listing import Listing, load_listings
-from utils.data.images.sources import ImageData, NoTestSet
+from utils.data.images.listing import Listing, check_test_fraction, load_listings
+from utils.data.images.sources import ImageData
 from utils.data.images.split_names import SPLITS, by_split
 from utils.errors import UserError
 from utils.plural import counted
 
-LAYOUT = "expected train/<class>/ and perhaps test/<class>/ or val/<class>/, or <class>/ alone"
+LAYOUT = "expected train/<class>/, perhaps with test/<class>/ or val/<class>/, <class>/, or a list"
 _IGNORED = {"thumbs.db", "desktop.ini", "__macosx"}
 SHOWN = 5  # classes in a message
 # What often lies beside pictures. Opening each at every start would take 60 us.
@@ -49,26 +49,21 @@ def load_imagefolder(
     """
     measured = classes and {"test": _list_all(data_dir, classes, cache_dir)}
     listings = measured or list_tree(data_dir, test_fraction, cache_dir)
+    if strays := [stray for listing in listings.values() for stray in listing.strays]:
+        count = f"{counted(len(strays), 'file')} passed over, which cannot be read as pictures: "
+        count += f"{strays[0]}{', ...' * (len(strays) > 1)}"
+        [*listings.values()][-1].notes.append("; ".join([count, *unread_formats(strays)]))
     data = load_listings(
         "imagefolder", data_dir, listings,
         cache_dir=cache_dir, test_fraction=test_fraction, **settings,
     )  # fmt: skip
-    source = data.source
-    if leaves_out_test(data_dir, listings):
-        source += ", without test/, whose pictures have no classes"
-    notes = [note for listing in listings.values() for note in listing.notes]
-    if strays := [stray for listing in listings.values() for stray in listing.strays]:
-        count = f"{counted(len(strays), 'file')} passed over, which cannot be read as pictures: "
-        count += f"{strays[0]}{', ...' * (len(strays) > 1)}"
-        notes.append("; ".join([count, *unread_formats(strays)]))
-    classes = classes or class_names(data_dir, data.classes)
-    return replace(data, classes=classes, source=source, notes=[*notes, *data.notes])
+    return replace(data, classes=classes or class_names(data_dir, data.classes))
 
 
 def list_tree(data_dir: Path, test_fraction: float | None, cache_dir: Path) -> dict[str, Listing]:
     """Split -> its files: {"train", "test" and/or "val"}, or {"all"} for a tree to be divided.
 
-    A flat test/ without a file of classes, as of a competition, is left out if there is val/.
+    A flat test/ without a file of classes, as of a competition, is left out, with a note.
     `cache_dir` is skipped if it is inside the tree.
     """
     folders = _folders(data_dir, cache_dir)
@@ -78,30 +73,23 @@ def list_tree(data_dir: Path, test_fraction: float | None, cache_dir: Path) -> d
     if "train" in beside and (not others or _folders(data_dir / "train", cache_dir)):
         words = by_split(data_dir, {name: f"{name}/" for name in beside})
         held_out = {split: word for split, word in words.items() if split != "train"}
-        if held_out and test_fraction is not None:
-            raise UserError(
-                f"--test_fraction has no effect on {data_dir}, which has a folder "
-                f"{list(held_out.values())[-1]}/: leave it out"
-            )
         root = data_dir / "train"
     elif beside and not others:
         raise UserError(f"{data_dir} has {beside[0]}/ and no train/: {LAYOUT}")
     else:
         held_out, root = {}, data_dir
-    if not held_out:
-        if not _folders(root, cache_dir):
-            raise UserError(f"{root} has no class folders: {LAYOUT}")
-        if test_fraction is None:
-            raise NoTestSet(f"{data_dir} has no test/ or val/ folder: add --test_fraction 0.2")
-        return {"all": _list_split(root, None, cache_dir)}
+    if "test" not in held_out:  # else it counts if it has classes
+        check_test_fraction(data_dir, [f"{word}/" for word in held_out.values()], test_fraction)
     listings = {"train": _list_split(root, None, cache_dir)}
     for split, word in held_out.items():  # val before test
         try:
             listings[split] = _list_split(data_dir / word, listings["train"].classes, cache_dir)
-        except NoClasses:
-            if split != "test" or "val" not in listings:
+        except NoClasses as unlabelled:
+            if split != "test":
                 raise
-    return listings
+            listings["train"].notes.append(f"test/ {unlabelled.note}")
+    check_test_fraction(data_dir, [f"{s}/" for s in listings if s != "train"], test_fraction)
+    return listings if len(listings) > 1 else {"all": listings["train"]}
 
 
 def _list_all(root: Path, classes: list[str], cache_dir: Path) -> Listing:
@@ -128,15 +116,11 @@ def _list_all(root: Path, classes: list[str], cache_dir: Path) -> Listing:
     return Listing(root, classes, paths, labels, stats, strays, notes)
 
 
-def leaves_out_test(data_dir: Path, listings: dict[str, Listing]) -> bool:
-    """Whether `list_tree` has left out test/."""
-    return "val" in listings and "test" not in listings and (data_dir / "test").is_dir()
-
-
 def _list_split(root: Path, known: list[str] | None, cache_dir: Path) -> Listing:
     """List the class folders of `root`; `known` are the classes of the training pictures."""
     names = _folders(root, cache_dir)
-    if known is not None and (not names or (names == ["images"] and names[0] not in known)):
+    flat = ([], ["images"], ["unknown"], [root.name])  # the last as archives are unpacked
+    if known is not None and names in flat and not set(names).intersection(known):
         return _list_flat(root, names, known)
     if not names:
         raise UserError(f"{root} has no class folders: {LAYOUT}")
@@ -157,7 +141,7 @@ def _list_split(root: Path, known: list[str] | None, cache_dir: Path) -> Listing
     paths, labels, stats = [], [], []
     strays: list[str] = []
     for name in names:
-        files = sorted(_walk(root / name, name, set(), strays))
+        files = sorted(walk(root / name, name, set(), strays))
         if not files and (unread := unread_formats(p for p in strays if p.startswith(f"{name}/"))):
             raise UserError(f"{root / name} has no picture that can be read: {unread[0]}")
         if not files:
@@ -174,7 +158,7 @@ def _list_flat(root: Path, inner: list[str], classes: list[str]) -> Listing:
     """List a split without class folders: its pictures lie in `root`, or in the folder `inner`."""
     prefix = inner[0] if inner else "."
     strays: list[str] = []  # the file of classes is one, too
-    files = sorted(_walk(root / prefix, prefix, set(), strays))
+    files = sorted(walk(root / prefix, prefix, set(), strays))
     if not files:
         raise UserError(f"{root} has no class folders: {LAYOUT}")
     paths = [path for path, *_ in files]
@@ -184,7 +168,7 @@ def _list_flat(root: Path, inner: list[str], classes: list[str]) -> Listing:
     return Listing(root, classes, paths, labels, stats, [], [])
 
 
-def _walk(
+def walk(
     folder: Path | str, prefix: str, seen: set[tuple[int, int]], strays: list[str]
 ) -> list[tuple[str, int, int]]:
     """(path relative to the split, bytes, modification time in ns) of every picture below `folder`;
@@ -205,7 +189,7 @@ def _walk(
     files = []
     for entry in entries:
         path = f"{prefix}/{entry.name}"
-        if _is_ignored(entry.name):
+        if is_ignored(entry.name):
             strays += [path] if entry.is_file() else []
             continue
         try:
@@ -214,7 +198,7 @@ def _walk(
             files.append((path, -1, 0))
             continue
         if stat.S_ISDIR(found.st_mode):
-            files.extend(_walk(entry.path, path, seen, strays))
+            files.extend(walk(entry.path, path, seen, strays))
         elif stat.S_ISREG(found.st_mode) and is_stray(entry.path):
             strays.append(path)
         else:
@@ -231,7 +215,7 @@ def _folders(root: Path, cache_dir: Path) -> list[str]:
                 entry.name
                 for entry in scan
                 if entry.is_dir()
-                and not _is_ignored(entry.name)
+                and not is_ignored(entry.name)
                 and os.path.realpath(entry.path) != cache
             )
     except OSError as error:
@@ -241,7 +225,7 @@ def _folders(root: Path, cache_dir: Path) -> list[str]:
         ) from error
 
 
-def _is_ignored(name: str) -> bool:
+def is_ignored(name: str) -> bool:
     return name.startswith(".") or name.lower() in _IGNORED
 
 

@@ -25,7 +25,11 @@ IN_ORDER = ("imagenet_2012_validation_synset_labels.txt", "synset_labels.txt")
 
 
 class NoClasses(UserError):
-    """Nothing tells the classes of the pictures."""
+    """Nothing tells the classes of so many `pictures`."""
+
+    def __init__(self, text: str, pictures: int):
+        super().__init__(text)
+        self.note = f"has no classes: {counted(pictures, 'picture')} for --predict"
 
 
 def class_names(root: Path, classes: Sequence[str]) -> list[str]:
@@ -76,8 +80,8 @@ def flat_labels(root: Path, split: str, files: Sequence[str], classes: Sequence[
     words = dict.fromkeys((split, SPLITS.get(split, split)))  # valid/ may come with val.txt
     patterns = [pattern.format(word) for word in words for pattern in MAPPINGS]
     for path in (place / pattern for place in places for pattern in patterns):
-        if lines := text_lines(path):
-            return _numbers(path, _listed(path, lines, files, known), files, known)
+        if any(named := _listed(path, text_lines(path), files, known)):  # else it has other columns
+            return _numbers(path, named, files, known)
     if split == "test" and any(_is_flat(root / word) for word in VAL):
         places = [root / split]  # a file beside both folders is of val/
     for path in (place / name for place in places for name in IN_ORDER):
@@ -93,7 +97,8 @@ def flat_labels(root: Path, split: str, files: Sequence[str], classes: Sequence[
     raise NoClasses(
         f"{root / split} has pictures and no class folders: make a folder for each class, or add "
         f"a file with the class of each picture, named {mappings} or {IN_ORDER[0]}; or move the "
-        "folder away if its classes are not known"
+        "folder away if its classes are not known",
+        len(files),
     )
 
 

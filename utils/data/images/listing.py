@@ -13,9 +13,9 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from utils.data.images.cache import VERSION, FileSource, Index, build_cache, open_cache
+from utils.data.images.cache import VERSION, FileSource, build_cache, open_cache
 from utils.data.images.decode import strict_pillow
-from utils.data.images.decoded import DecodedSplit, channel_statistics, kept_statistics
+from utils.data.images.decoded import channel_statistics, kept_statistics
 from utils.data.images.encoded_data import DEFAULT_SIZE, LARGEST_KEPT_SIZE, load_encoded
 from utils.data.images.file_formats import open_image
 from utils.data.images.form import USUAL, Form
@@ -23,7 +23,7 @@ from utils.data.images.notes import with_notes
 from utils.data.images.record_index import Indexing
 from utils.data.images.records import FileState
 from utils.data.images.scanning import FolderPart, SplitFiles
-from utils.data.images.sources import ImageData
+from utils.data.images.sources import ImageData, NoTestSet
 from utils.data.splits import TEST_SEED, stratified_split
 from utils.errors import UserError
 from utils.plural import counted
@@ -49,20 +49,22 @@ class Listing:
         return os.path.join(self.root, self.paths[number])
 
 
+def check_test_fraction(data_dir: Path, held_out: list[str], fraction: float | None) -> None:
+    """Raises UserError if `fraction` asks for more than is `held_out`, NoTestSet if nothing is."""
+    if held_out and fraction is not None:
+        raise UserError(
+            f"--test_fraction has no effect on {data_dir}, which has {held_out[-1]}: leave it out"
+        )
+    if not held_out and fraction is None:
+        raise NoTestSet(f"{data_dir} has no test set: add --test_fraction 0.2")
+
+
 def load_listings(
-    name: str,
-    data_dir: Path,
-    listings: dict[str, Listing],
-    *,
-    cache_dir: Path,
-    image_size: int | None = None,
-    on_bad: str = "error",
-    test_fraction: float | None = None,
-    decode: str = "once",
-    form: Form = USUAL,
-    workers: int = 1,
-    progress: bool = True,
-) -> ImageData:
+    name: str, data_dir: Path, listings: dict[str, Listing], *,
+    cache_dir: Path, image_size: int | None = None, on_bad: str = "error",
+    test_fraction: float | None = None, decode: str = "once", form: Form = USUAL,
+    workers: int = 1, progress: bool = True,
+) -> ImageData:  # fmt: skip
     """Decode the files into `cache_dir`, or memory-map what an earlier run decoded. Or only index
     them; see `load_image_data`.
 
@@ -80,34 +82,31 @@ def load_listings(
     classes = next(iter(listings.values())).classes
     if len(classes) < 2:
         raise UserError(f"{data_dir} has only the class {classes[0]!r}: a classifier needs two")
+    notes = [note for listing in listings.values() for note in listing.notes]
     if image_size is None:
         image_size = _choose_size(next(iter(listings.values())))
     size = sum(len(listing.paths) for listing in listings.values()) * 3 * image_size**2
     if decode == "always" or (decode == "auto" and size > LARGEST_DECODED):
-        return load_encoded(
-            name,
-            data_dir,
+        data = load_encoded(
+            name, data_dir,
             {name: _to_index(data_dir, listing) for name, listing in listings.items()},
             Indexing(cache_dir, on_bad, workers, progress),
-            classes=classes,
-            image_size=image_size,
-            form=form,
-            test_fraction=test_fraction,
-        )
+            classes=classes, image_size=image_size, form=form, test_fraction=test_fraction,
+        )  # fmt: skip
+        return replace(data, notes=[*notes, *data.notes])
     folder = cache_dir / _key(listings, image_size, form)
     cache = open_cache(folder)
     source = f"{data_dir}, memory-mapped from {folder}"
     if cache is None:
         source = f"{data_dir}, decoded into {folder}"
+        sources: dict = {
+            name: FileSource([*map(one.path, range(len(one.paths)))], one.labels, form)
+            for name, one in listings.items()
+        }
         cache = build_cache(
-            folder,
-            {name: _to_source(listing, form) for name, listing in listings.items()},  # type: ignore[misc]  # it is frozen
-            classes,
-            image_size=image_size,
-            on_bad=on_bad,
-            workers=workers,
-            progress=progress,
-        )
+            folder, sources,
+            classes, image_size=image_size, on_bad=on_bad, workers=workers, progress=progress,
+        )  # fmt: skip
     index, splits = cache
     if index.skipped and on_bad == "error":
         raise UserError(
@@ -116,50 +115,26 @@ def load_listings(
             "skip"
         )
     splits = {split: replace(splits[split], path_of=listings[split].path) for split in splits}
-    if test_fraction is not None:
-        data = _divide(name, folder, index, splits["all"], test_fraction, source)
-        return with_notes(data, folder, form, index.skipped_first)
+    mean, std, fingerprint = index.mean, index.std, index.fingerprint
+    if test_fraction is not None:  # the parts are rows of one cache, which serves any fraction
+        every = splits["all"]
+        kept, held_out = stratified_split(every.labels, test_fraction, TEST_SEED, index.classes)
+        splits = {"train": every.part(kept), "test": every.part(held_out)}
+        division = f"{fingerprint} {test_fraction!r} {TEST_SEED}"
+        fingerprint = hashlib.sha256(division.encode()).hexdigest()
+        mean, std = kept_statistics(
+            folder, fingerprint, lambda: channel_statistics(splits["train"])
+        )
     test, val = splits.get("test"), splits.get("val")
     train, val_is_test = splits.get("train", test), test is None
     if val_is_test:
         test, val = val, None
     data = ImageData(
-        name=name,
-        classes=index.classes,
-        mean=index.mean,
-        std=index.std,
-        train=train,
-        test=test,
-        val=val,
-        fingerprint=index.fingerprint,
-        skipped=index.skipped,
-        val_is_test=val_is_test,
-        source=source,
-    )
-    return with_notes(data, folder, form, index.skipped_first)
-
-
-def _divide(
-    name: str, folder: Path, index: Index, everything: DecodedSplit, fraction: float, source: str
-) -> ImageData:  # fmt: skip
-    """Divides a single split. The parts are rows of one cache, in `folder`, which serves any
-    fraction."""
-    kept, held_out = stratified_split(everything.labels, fraction, TEST_SEED, index.classes)
-    train, test = everything.part(kept), everything.part(held_out)
-    division = f"{index.fingerprint} {fraction!r} {TEST_SEED}"
-    fingerprint = hashlib.sha256(division.encode()).hexdigest()
-    mean, std = kept_statistics(folder, fingerprint, lambda: channel_statistics(train))
-    return ImageData(
-        name=name,
-        classes=index.classes,
-        mean=mean,
-        std=std,
-        train=train,
-        test=test,
-        fingerprint=fingerprint,
-        skipped=index.skipped,
-        source=source,
-    )
+        name, index.classes, mean, std, train, test, fingerprint, source, val,
+        skipped=index.skipped, val_is_test=val_is_test,
+    )  # fmt: skip
+    data = with_notes(data, folder, form, index.skipped_first)
+    return replace(data, notes=[*notes, *data.notes])
 
 
 def _choose_size(listing: Listing) -> int:
@@ -214,8 +189,3 @@ def _to_index(data_dir: Path, listing: Listing) -> SplitFiles:
     pieces = [slice(start, start + FILES_AT_ONCE) for start in range(0, len(names), FILES_AT_ONCE)]
     parts: list = [FolderPart(names[piece], listing.labels[piece]) for piece in pieces]
     return SplitFiles(parts, [FileState(*state) for state in listing.stats])
-
-
-def _to_source(listing: Listing, form: Form) -> FileSource:
-    paths = [listing.path(number) for number in range(len(listing.paths))]
-    return FileSource(paths, listing.labels, form)

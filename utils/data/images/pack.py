@@ -25,11 +25,11 @@ from tqdm import tqdm
 
 from utils.data.images.decode import measure, raise_transient, strict_pillow, why
 from utils.data.images.file_formats import open_image
-from utils.data.images.imagefolder import leaves_out_test, list_tree
+from utils.data.images.imagefolder import list_tree
 from utils.data.images.imagenet import class_names
 from utils.data.images.listing import Listing
 from utils.data.images.shards import CLASSES
-from utils.data.images.split_names import VAL
+from utils.data.images.sources import NoTestSet
 from utils.data.images.tar import PICTURES, add_sample
 from utils.data.images.tfrecord import example, framed
 from utils.errors import UserError
@@ -73,13 +73,12 @@ def pack(
     Raises:
         UserError: a file is not a picture, `output` holds something else, or cannot be written.
     """
-    held_out = [word for word in (*VAL, "test") if (folder / word).is_dir()]
-    divided = (folder / "train").is_dir() and held_out
-    listings = list_tree(folder, None if divided else 0.5, output)
-    if not divided:
-        listings = {"train": listings["all"]}
-    if progress and leaves_out_test(folder, listings):
-        print(f"note: {folder / 'test'} is left out, as its pictures have no classes")
+    try:
+        listings = list_tree(folder, None, output)
+    except NoTestSet:
+        listings = {"train": list_tree(folder, 0.5, output)["all"]}
+    for note in (note for listing in listings.values() for note in listing.notes if progress):
+        print(f"note: {note}")
     shards = [
         shard
         for split, listing in listings.items()

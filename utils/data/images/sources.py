@@ -133,6 +133,7 @@ def load_image_data(
     progress: bool = True,
     encoding: str | None = None,
     classes: Sequence[str] | None = None,
+    **lists: str | None,
 ) -> ImageData:
     """Load the data set `name` of `IMAGE_DATASETS`.
 
@@ -154,6 +155,7 @@ def load_image_data(
         encoding: of lists that are not UTF-8.
         classes: of a trained model; all labelled pictures of an imagefolder, or of a list, are then
             both `train` and `test`.
+        lists: `image_column`, `label_column` and `image_dir` of `load_csv`.
 
     Raises:
         UserError: the data is missing, damaged or unsuitable, or a setting does not apply to it.
@@ -171,7 +173,7 @@ def load_image_data(
         form=form,
         workers=workers,
         progress=progress,
-        **({"encoding": encoding} if name == "csv" else {}),
+        **({"encoding": encoding, **lists} if name == "csv" else {}),
         **({} if classes is None else {"classes": list(classes)}),
     )
     try:

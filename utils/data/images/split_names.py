@@ -14,6 +14,7 @@ SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "
 VAL = tuple(word for word, split in SPLITS.items() if split == "val")
 # The usual endings of pictures, for a first look at a folder, which imports no decoder.
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".heic", ".tif", ".tiff", ".webp")
+ENDINGS = (".csv", ".tsv")  # of lists
 FIRST_LOOK = 50  # files of a folder
 
 

@@ -104,10 +104,10 @@ def choose_columns(
     cells = [[(row.cells[j] or "").strip() for row in sample] for j in range(table.columns)]
 
     flag = "--text_columns" if needs_label else None
-    texts = [_find(table, names, column, flag) for column in text_columns]
+    texts = [find_column(table, names, column, flag) for column in text_columns]
     label = None
     if label_column is not None and (needs_label or _has_name(names, label_column)):
-        label = _find(table, names, label_column, "--label_column")
+        label = find_column(table, names, label_column, "--label_column")
     if label is not None and label in texts:
         raise UserError(
             f"{table.path}: column {_say([label], names)} cannot be both text and class: "
@@ -160,7 +160,7 @@ def _say(columns: list[int], names: list[str], last: str = "and") -> str:
     return f" {last} ".join(" ".join(part.split()) for part in parts)
 
 
-def _find(table: Table, names: list[str], column: str, flag: str | None) -> int:
+def find_column(table: Table, names: list[str], column: str, flag: str | None) -> int:
     """The index of `column`, given by exact name, by name in any case, or by number from 1.
     `flag` names it, or if it is None the run or --text_columns."""
     lower = [name.lower() for name in names]
