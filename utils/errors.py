@@ -10,6 +10,33 @@ class UserError(Exception):
     """
 
 
+class Faults:
+    """Gathers UserErrors, so that all are told at once: `with faults:` around each of several
+    checks, and `faults.tell()` after them."""
+
+    MOST = 8  # that are told
+
+    def __init__(self):
+        self.errors: list[UserError] = []
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind, error, traceback) -> bool:
+        if not isinstance(error, UserError):
+            return False
+        self.errors.append(error)
+        return True
+
+    def tell(self) -> None:
+        """Raises UserError if there are any."""
+        if len(self.errors) == 1:
+            raise self.errors[0]
+        if self.errors:
+            told = [f"({n}) {error}" for n, error in enumerate(self.errors[: self.MOST], 1)]
+            more = ["and so on"] * (len(self.errors) > self.MOST)
+            raise UserError(f"{len(self.errors):,} faults: {'; '.join(told + more)}")
+
+
 class UnknownFlag(UserError):
     """An entry does not have the flag.
 

@@ -41,6 +41,17 @@ def tree(root: Path, classes=("cat", "dog"), train=8, test=3) -> Path:
 FOLDER = ["--dataset", "imagefolder", "--image_size", "16", "--max_steps", "2", *TINY]
 
 
+def test_faults_of_the_data_are_told_before_weights_are_fetched(monkeypatch, capsys):
+    def fetch(*_, **__):
+        raise AssertionError("weights were fetched")
+
+    monkeypatch.setattr("torch.hub.load_state_dict_from_url", fetch)
+    (tree(Path("pictures")) / "test" / "owl").mkdir()
+    words = [*FOLDER, "--width", "64", "--stem", "imagenet", "--pretrained", "imagenet"]
+    assert main([*words, "--data_dir", "pictures"]) == 2
+    assert "'owl'" in capsys.readouterr().err
+
+
 def test_a_run_works(monkeypatch):
     monkeypatch.setattr("utils.runs.summary.draw_curves", draw_curves)
     assert main([*SHAPES, "--output", "run"]) == 0

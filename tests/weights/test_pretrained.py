@@ -328,8 +328,9 @@ def test_the_names_of_torchvision(source, url, monkeypatch):
         with pytest.raises(UserError, match=url):
             load_imagenet("resnet50", source)
         return
-    assert load_imagenet("resnet50", source, said.append).source_text.startswith("ImageNet")
-    assert fetched == [url]
+    weights = load_imagenet("resnet50", source, said.append)
+    assert weights.source_text.startswith("ImageNet") and fetched == []
+    assert weights.tensors.keys() == {"fc.bias"} and fetched == [url]
     ratio = "0.966" if "11ad" in url else "0.875"
     assert said == [f"published for --image_size 224 --crop_ratio {ratio}"]
 

@@ -72,8 +72,10 @@ def test_without_a_network_one_line_says_what_to_fetch_and_where_to_put_it(tmp_p
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
     said = []
+    weights = load_timm(NAME, said.append)
+    assert said == []
     with pytest.raises(UserError) as error:
-        load_timm(NAME, said.append)
+        _ = weights.tensors
     assert said == [f"fetching {REPOSITORY} from the Hugging Face hub"]
     for part in (
         f"cannot fetch {REPOSITORY} (Name or service not known)",

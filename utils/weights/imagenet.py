@@ -20,7 +20,7 @@ TIMEOUT_S = 30  # longest wait for the next byte of a download
 def load_imagenet(
     architecture: str, source: str = "imagenet", say: Callable | None = None
 ) -> Pretrained:
-    """Loads the weights for `architecture`, torchvision's name; downloads them if necessary.
+    """Loads the weights for `architecture`, torchvision's name; downloaded when they are needed.
 
     The environment variable `TORCH_HOME` says where downloads are kept.
 
@@ -29,9 +29,22 @@ def load_imagenet(
         say: is given a line on the pictures for which they were published.
 
     Raises:
-        UserError: there are none of this name, the download fails, or the file is damaged.
+        UserError: there are none of this name; when they are fetched: the download fails, or the
+            file is damaged.
     """
     weights = _named(architecture, source)
+    transforms = weights.transforms()
+    if say is not None:
+        (size,), (resized,) = transforms.crop_size, transforms.resize_size
+        say(f"published for --image_size {size} --crop_ratio {size / resized:.3g}")
+    text = f"ImageNet weights of {architecture} ({weights.name})"
+    return Pretrained(
+        lambda: dense_tensors(_fetch(weights), text), text,
+        tuple(transforms.mean), tuple(transforms.std),
+    )  # fmt: skip
+
+
+def _fetch(weights) -> dict:
     cached = Path(torch.hub.get_dir(), "checkpoints", weights.url.rpartition("/")[2])
     timeout_before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(TIMEOUT_S)  # else PyTorch waits forever
@@ -39,7 +52,7 @@ def load_imagenet(
         # PyTorch announces the download on stdout, which is for results.
         with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tensors = torch.hub.load_state_dict_from_url(
+            return torch.hub.load_state_dict_from_url(
                 weights.url,
                 map_location="cpu",
                 progress=sys.stderr.isatty(),
@@ -60,14 +73,6 @@ def load_imagenet(
         ) from error
     finally:
         socket.setdefaulttimeout(timeout_before)
-    transforms = weights.transforms()
-    if say is not None:
-        (size,), (resized,) = transforms.crop_size, transforms.resize_size
-        say(f"published for --image_size {size} --crop_ratio {size / resized:.3g}")
-    source = f"ImageNet weights of {architecture} ({weights.name})"
-    return Pretrained(
-        dense_tensors(tensors, source), source, tuple(transforms.mean), tuple(transforms.std)
-    )
 
 
 def _named(architecture: str, source: str):

@@ -3,6 +3,7 @@
 `load_pretrained` reads them, `fit_weights` copies all or none of them into a model.
 """
 
+import functools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -37,15 +38,21 @@ HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 class Pretrained:
     """Weights on the CPU under the names of their file, and where they came from.
 
-    `mean` and `std`, per channel, normalised the pictures that the model was trained with; None:
-    unknown. Other pictures should be normalised by them, too.
+    `given` are the weights, or fetches them when they are first needed: a fault of the data, or of
+    a setting, is told before a download. `mean` and `std`, per channel, normalised the pictures
+    that the model was trained with; None: unknown. Other pictures should be normalised by them,
+    too.
     """
 
-    tensors: dict[str, Tensor]
+    given: dict[str, Tensor] | Callable[[], dict[str, Tensor]]
     source_text: str  # for messages
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     card: ModelCard | TextCard | None = None  # of a run or an exported file
+
+    @functools.cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        return self.given() if callable(self.given) else self.given
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ def load_timm(name: str, say: Callable = print) -> Pretrained:
         say: is given a line before a download.
 
     Raises:
-        UserError: there are none, they cannot be downloaded, or are damaged.
+        UserError: there are none; when they are fetched: they cannot be downloaded, or are damaged.
     """
     import timm
 
@@ -36,9 +36,11 @@ def load_timm(name: str, say: Callable = print) -> Pretrained:
             + (f"; there are {', '.join(tags)}" if tags else "; give a run or a file")
         )
     load = _from_hub if config.hf_hub_id else _from_url
-    tensors = load(config, say)
     source = f"timm's weights {config.architecture}.{config.tag}"
-    return Pretrained(dense_tensors(tensors, source), source, tuple(config.mean), tuple(config.std))
+    return Pretrained(
+        lambda: dense_tensors(load(config, say), source), source,
+        tuple(config.mean), tuple(config.std),
+    )  # fmt: skip
 
 
 def _from_hub(config, say: Callable) -> dict:

@@ -43,6 +43,12 @@ def write(path, rows, header="file,label"):
 ROWS = [f"images/{i},{'dog' if i % 2 else 'cat'}".replace(",", ".png,") for i in range(8)]
 
 
+def test_all_faults_of_lists_are_told_at_once(folder):
+    write(folder / "train.csv", [*ROWS, "images/gone.png,cat"])
+    write(folder / "test.csv", ["images/0.png,owl", "images/1.png,rat"])
+    refused(folder, "2 faults: (1) 1 of 9 pictures", "(2) ", "'owl' in line 2, 'rat' in line 3")
+
+
 @pytest.mark.parametrize("decode", ["once", "always"])
 def test_lists_of_each_split(folder, decode):
     write(folder / "train.csv", ROWS[:4])

@@ -284,6 +284,13 @@ def test_trees_that_cannot_be_used(tree, tmp_path):
     refused(tree, tree / "train" / "owl", "is empty")
 
 
+def test_all_faults_of_a_tree_are_told_at_once(tree):
+    for name in ("train/owl", "train/rat", "test/crow"):
+        (tree / name).mkdir()
+    owl, rat, crow = (tree / "train" / "owl", tree / "train" / "rat", "test has 1 class that")
+    refused(tree, "3 faults: (1) ", f"{owl} is empty", f"{rat} is empty", "(3) ", crow, "'crow'")
+
+
 def test_class_of_one_cannot_be_divided(tmp_path):
     root = make_tree(tmp_path / "pictures", ("",))
     (root / "owl").mkdir()

@@ -70,18 +70,11 @@ def test_fingerprint_changes_with_every_part_of_the_content():
     assert len(prints) == 6
 
 
-def test_wrong_settings_are_refused(tmp_path):
+def test_a_test_set_that_is_there_is_not_held_out(tmp_path):
     folders = {"data_dir": tmp_path, "cache_dir": tmp_path}
-    with pytest.raises(UserError, match=r"--dataset takes one of cifar10, .*imagefolder, .*shapes"):
-        load_image_data("nothing", **folders)
-    with pytest.raises(UserError, match="--on_bad"):
-        load_image_data("shapes", **folders, on_bad="ignore")
     for dataset in ("shapes", "cifar10"):
         with pytest.raises(UserError, match="--test_fraction has no effect"):
             load_image_data(dataset, **folders, test_fraction=0.5)
-    for wrong in ({"image_size": 0}, {"test_fraction": 1.0}):
-        with pytest.raises(UserError):
-            load_image_data("imagefolder", **folders, **wrong)
 
 
 def test_no_data_set_imports_torch():

@@ -31,7 +31,7 @@ from utils.data.images.sources import ImageData
 from utils.data.images.split_names import ENDINGS, SPLITS, by_split, first_word
 from utils.data.texts.columns import find_column
 from utils.data.texts.files import Table, read_table
-from utils.errors import UserError
+from utils.errors import Faults, UserError
 from utils.files import reason
 from utils.plural import counted
 
@@ -66,7 +66,7 @@ def load_csv(
     lists = {"test": data_dir} if classes else _find_lists(data_dir)
     if "train" in lists and "test" not in lists:  # else it counts if it has classes
         check_test_fraction(data_dir, [lists[s].name for s in lists if s != "train"], test_fraction)
-    listings, firsts, remark = {}, {}, ""
+    listings, firsts, remark, faults = {}, {}, "", Faults()
     for split, path in lists.items():
         table, pictures = read_table(path, "picture", encoding), _Pictures(path, image_dir)
         try:
@@ -77,9 +77,15 @@ def load_csv(
             listings["train"].notes.append(f"{path.name} {unlabelled.note}")
             continue
         remark += f", {path.name} with {_told(table, columns)}"
-        listings[split], firsts[split] = _read_list(table, pictures, columns, classes, on_bad)
+        with faults:
+            listings[split], firsts[split] = _read_list(
+                table, pictures, columns, classes, on_bad, faults
+            )
+        if not listings:
+            break
         label_column = _first(table)[columns[1]]  # it may be in another place in the others
-        classes = listings[split].classes
+        classes = next(iter(listings.values())).classes
+    faults.tell()
     folder = next(iter(lists.values())).parent
     if train := listings.get("train"):
         held_out, rows = (
@@ -223,10 +229,10 @@ class _Pictures:
 
 def _read_list(
     table: Table, pictures: _Pictures, columns: tuple[int, int, bool], classes: list[str] | None,
-    on_bad: str,
+    on_bad: str, faults: Faults,
 ) -> tuple[Listing, list[int]]:  # fmt: skip
     """The files of a list, and the first row of each of them; `classes` are those of the training
-    pictures, None: the list has them."""
+    pictures, None: the list has them. Pictures that are missing are added to `faults`."""
     path = table.path
     names, labels, lines = _rows(table, columns, set(classes or ()))
     forms = by_form(classes or set(labels))
@@ -237,7 +243,9 @@ def _read_list(
         classes = sorted(set(labels), key=int if numbers else None)
     number = {label: i for i, label in enumerate(classes)}
     numbers_of = [number[label] for label in labels]
-    paths, states = pictures.take(names, lines, on_bad, notes.append)
+    paths, states = [], []
+    with faults:
+        paths, states = pictures.take(names, lines, on_bad, notes.append)
     listing = Listing(path.parent, classes, paths, numbers_of, states, [], notes)
     first: dict[str, int] = {}
     rows = [first.setdefault(os.path.normpath(listing.path(row)), row) for row in range(len(paths))]

@@ -25,7 +25,7 @@ from utils.data.images.imagenet import NoClasses, class_names, flat_labels
 from utils.data.images.listing import Listing, check_test_fraction, load_listings
 from utils.data.images.sources import ImageData
 from utils.data.images.split_names import SPLITS, by_split
-from utils.errors import UserError
+from utils.errors import Faults, UserError
 from utils.plural import counted
 
 LAYOUT = "expected train/<class>/, perhaps with test/<class>/ or val/<class>/, <class>/, or a list"
@@ -80,14 +80,18 @@ def list_tree(data_dir: Path, test_fraction: float | None, cache_dir: Path) -> d
         held_out, root = {}, data_dir
     if "test" not in held_out:  # else it counts if it has classes
         check_test_fraction(data_dir, [f"{word}/" for word in held_out.values()], test_fraction)
-    listings = {"train": _list_split(root, None, cache_dir)}
+    faults = Faults()
+    listings = {"train": _list_split(root, None, cache_dir, faults)}
     for split, word in held_out.items():  # val before test
-        try:
-            listings[split] = _list_split(data_dir / word, listings["train"].classes, cache_dir)
-        except NoClasses as unlabelled:
-            if split != "test":
-                raise
-            listings["train"].notes.append(f"test/ {unlabelled.note}")
+        known = listings["train"].classes
+        with faults:
+            try:
+                listings[split] = _list_split(data_dir / word, known, cache_dir, faults)
+            except NoClasses as unlabelled:
+                if split != "test":
+                    raise
+                listings["train"].notes.append(f"test/ {unlabelled.note}")
+    faults.tell()
     check_test_fraction(data_dir, [f"{s}/" for s in listings if s != "train"], test_fraction)
     return listings if len(listings) > 1 else {"all": listings["train"]}
 
@@ -98,15 +102,16 @@ def _list_all(root: Path, classes: list[str], cache_dir: Path) -> Listing:
     names = sorted({name for word in words or [""] for name in _folders(root / word, cache_dir)})
     folders = dict(zip(class_names(root, names), names, strict=True))  # of synsets
     known = [folders.get(name, name) for name in classes]
-    parts, told = {}, []
+    parts, told, faults = {}, [], Faults()
     for word in words or [""]:
         try:
-            parts[word] = _list_split(root / word, known, cache_dir)
+            parts[word] = _list_split(root / word, known, cache_dir, faults)
             told.append(f"{counted(len(parts[word].paths), 'picture')} of {word}/")
         except NoClasses:
             if not parts:
                 raise
             told.append(f"none of {word}/, whose classes are not known")
+    faults.tell()
     paths = [os.path.join(word, path) for word, part in parts.items() for path in part.paths]
     labels, stats, strays, notes = (
         [entry for part in parts.values() for entry in getattr(part, name)]
@@ -116,8 +121,9 @@ def _list_all(root: Path, classes: list[str], cache_dir: Path) -> Listing:
     return Listing(root, classes, paths, labels, stats, strays, notes)
 
 
-def _list_split(root: Path, known: list[str] | None, cache_dir: Path) -> Listing:
-    """List the class folders of `root`; `known` are the classes of the training pictures."""
+def _list_split(root: Path, known: list[str] | None, cache_dir: Path, faults: Faults) -> Listing:
+    """List the class folders of `root`; `known` are the classes of the training pictures. Folders
+    that cannot be used are added to `faults`, and left out."""
     names = _folders(root, cache_dir)
     flat = ([], ["images"], ["unknown"], [root.name])  # the last as archives are unpacked
     if known is not None and names in flat and not set(names).intersection(known):
@@ -132,20 +138,26 @@ def _list_split(root: Path, known: list[str] | None, cache_dir: Path) -> Listing
             f"{root} has only one class folder, {names[0]!r}: a classifier needs two or more"
         )
     unknown = [name for name in names if class_of[name] not in classes]
-    if unknown:
-        some = ", ".join(map(repr, unknown[:SHOWN])) + ", ..." * (len(unknown) > SHOWN)
-        raise UserError(
-            f"{root} has {counted(len(unknown), 'class')} that the training pictures do not have "
-            f"({some}): give them the names of theirs, such as {classes[0]!r}, or move them away"
-        )
+    with faults:
+        if unknown:
+            some = ", ".join(map(repr, unknown[:SHOWN])) + ", ..." * (len(unknown) > SHOWN)
+            raise UserError(
+                f"{root} has {counted(len(unknown), 'class')} that the training pictures do not "
+                f"have ({some}): give them the names of theirs, such as {classes[0]!r}, or move "
+                "them away"
+            )
     paths, labels, stats = [], [], []
     strays: list[str] = []
-    for name in names:
+    for name in filter(lambda name: class_of[name] in classes, names):
         files = sorted(walk(root / name, name, set(), strays))
-        if not files and (unread := unread_formats(p for p in strays if p.startswith(f"{name}/"))):
-            raise UserError(f"{root / name} has no picture that can be read: {unread[0]}")
-        if not files:
-            raise UserError(f"the class folder {root / name} is empty: add pictures, or remove it")
+        with faults:
+            unread = unread_formats(p for p in strays if p.startswith(f"{name}/"))
+            if not files and unread:
+                raise UserError(f"{root / name} has no picture that can be read: {unread[0]}")
+            if not files:
+                raise UserError(
+                    f"the class folder {root / name} is empty: add pictures, or remove it"
+                )
         label = classes.index(class_of[name])
         for path, size, modified in files:
             paths.append(path)

@@ -12,7 +12,7 @@ from utils.data.splits import TEST_SEED, stratified_split
 from utils.data.texts.files import file_kind, read_text_file
 from utils.data.texts.rows import Samples, read_samples, whole_number
 from utils.data.texts.sources import TextData, TextRequest, Texts, TextSource
-from utils.errors import UserError
+from utils.errors import Faults, UserError
 from utils.plural import counted
 
 CLASS_NAMES = "classes.txt"
@@ -153,9 +153,12 @@ def read_files(
     """The samples of each file, by role. `classes` are those that a row may have; empty: those of
     the training file. `line_end`: see `read_samples`."""
     samples: dict[str, Samples] = {}
+    faults = Faults()
     for role, path in files.items():
-        samples[role] = read_samples(path, request, classes=classes, line_end=line_end)
-        classes = classes or tuple(set(samples[role].labels))
+        with faults:
+            samples[role] = read_samples(path, request, classes=classes, line_end=line_end)
+            classes = classes or tuple(set(samples[role].labels))
+    faults.tell()
     return samples
 
 
