@@ -14,6 +14,7 @@ gradient of the virtual step computed anew.
 """
 
 import copy
+import dataclasses
 import sys
 import tempfile
 import time
@@ -34,6 +35,7 @@ from utils.mixup.policy import MixupPolicy
 from utils.models.resnet import ResNet
 from utils.settings.mixing import MixingSettings
 from utils.training.objective import Classification, mixed_cross_entropy
+from utils.training.train_step import TrainStep
 
 NAME, DEPTH, WIDTH, CLASSES = "ResNet-18 of width 8", 18, 8, 10
 EVERY, SIZE = MixingSettings.meta_every, MixingSettings.meta_batch
@@ -47,13 +49,10 @@ def network() -> ResNet:
 
 def with_mixing(trainer, mixing: Mixing, meta: PolicyMixup | None = None):
     """The same trainer, its batches mixed."""
-    step = trainer.steps
-    trainer.loader.mixing, step.meta = mixing, meta
-    mixed = Classification(step.model, step.precision, counts_mixing=True)
-    size = len(mixed.sums)
-    step.objective, step.sum_names = mixed, mixed.sums
-    step.step_sums, step.window = (torch.zeros(size, dtype=torch.float64) for _ in range(2))
-    trainer.progress.epoch_sums = {}
+    steps = trainer.steps
+    trainer.loader.mixing = mixing
+    mixed = Classification(steps.model, steps.precision, counts_mixing=True)
+    trainer.steps = TrainStep(dataclasses.replace(steps.parts, objective=mixed, meta=meta))
     return trainer
 
 
@@ -74,7 +73,7 @@ def measure_training(batch: int, repetitions: int) -> dict:
         meta = trainer("meta")
         policy = PolicyMixup(
             MixupPolicy(CLASSES, MixingSettings.alpha, 0.05),
-            VirtualStep(meta.model, mixed_cross_entropy),
+            VirtualStep(meta.steps.model, mixed_cross_entropy),
         )
         trainers = {
             "none": trainer("none"),

@@ -35,6 +35,7 @@ ROOT = HERE.parent
 MEASURED = re.compile(
     r"seconds.*|samples_per_second|time_share|peak_memory_bytes|metrics_bytes|mfu|gpu_.*"
 )
+SUMS = ("epoch_sums", "window_sums", "window")
 # In messages: times, speeds, sizes, names by checksum, and advice that depends on times.
 MASKS = [
     (r"(?m)^.* took \d+% of the time.*\n", ""),
@@ -70,7 +71,9 @@ def text_of(path: Path) -> str:
 def plain(value):
     """A JSON value without what is measured. A long text, such as a random state, is not masked."""
     if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items() if not MEASURED.fullmatch(k)}
+        # Since 435da05 sums go by name; before, they were in the same order.
+        sums = {k: [*v.values()] for k, v in value.items() if k in SUMS and isinstance(v, dict)}
+        return {k: plain(v) for k, v in (value | sums).items() if not MEASURED.fullmatch(k)}
     if isinstance(value, list):
         return [plain(v) for v in value]
     return masked(value) if isinstance(value, str) and len(value) < 500 else value

@@ -67,7 +67,7 @@ class Engine(Protocol):
     def steps(
         self, parts: StepParts, loader: TrainingLoader, console: Console, advice: str
     ) -> Steps:
-        """Who takes the optimizer steps.
+        """Makes the object that takes the optimizer steps.
 
         Args:
             console: for messages.

@@ -57,7 +57,7 @@ class CountsOnHost(Protocol):
 
 
 class GraphedStep(TrainStep):
-    """Replays its steps.
+    """A TrainStep whose steps are captured as CUDA graphs, and replayed.
 
     Args:
         parts: of a run that CUDA graphs can serve (see cuda_graphs.py), or one on a CPU in tests.

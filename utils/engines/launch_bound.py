@@ -98,10 +98,11 @@ def mark_on(device: torch.device) -> Mark:
 
 
 class TimedSteps(TrainStep):
-    """Times a few of its steps, and calls `tell` if all of these were launch-bound. (All,
-    because steps of texts differ in size.)
+    """A TrainStep that times a few of its steps, and calls `tell` if all of these were
+    launch-bound. (All, because steps of texts differ in size.)
 
     Args:
+        parts: of the step.
         launches: times them.
         whole: samples in an ordinary step; a step of less than half as many is not timed.
         tell: called once at most.

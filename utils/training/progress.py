@@ -39,11 +39,10 @@ class Progress:
 
     step: int = 0  # optimizer steps finished
     ended_step: int = 0  # the last step after which the work at an epoch's end was done
-    # Sums of the objective, by name; empty before a Trainer is made.
-    epoch_sums: dict[str, float] = field(
-        default_factory=dict
-    )  # of this epoch, to its last log line
-    window_sums: dict[str, float] = field(default_factory=dict)  # from there to the saved step
+    # Sums of the objective, by name, of this epoch up to its last log line, and from there to the
+    # saved step; empty before a Trainer is made.
+    epoch_sums: dict[str, float] = field(default_factory=dict)
+    window_sums: dict[str, float] = field(default_factory=dict)
     left_out: LeftOut = field(default_factory=LeftOut)
     train: dict | None = None  # the last epoch's training figures
     evaluated: dict | None = None  # the last evaluation

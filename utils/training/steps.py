@@ -32,7 +32,8 @@ class Steps(ABC):
             steps, so the state must not be saved.
         settling: the last step was slower than the steps to come, for example while CUDA graphs
             are captured; such a step should not be timed.
-        left_out_by: names the workers that have left out steps, before `read_sums` told of them.
+        left_out_by: names the workers that left out steps between the last two calls of
+            `read_sums`; "": none did, or there are no workers.
     """
 
     strategy: Strategy
@@ -81,7 +82,7 @@ class Steps(ABC):
     @abstractmethod
     def read_sums(self) -> tuple[dict[str, float], LeftOut]:
         """(the objective's sums since the last log line, over all ranks, by name; the steps of the
-        run that were left out). Here alone the host waits for the device. Collective."""
+        run that were left out). Here, and in `loss_scale`, the host waits. Collective."""
 
     @abstractmethod
     def clear_window(self) -> None:
@@ -95,7 +96,7 @@ class Steps(ABC):
     @property
     @abstractmethod
     def loss_scale(self) -> float | None:
-        """None: there is no loss scaler. The host may wait."""
+        """None: there is no loss scaler. The host waits."""
 
     def figures(self) -> dict:
         """For the metrics."""

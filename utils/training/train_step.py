@@ -1,6 +1,7 @@
 """One optimizer step: the passes of its micro-batches, then the update.
 
-Only `read_sums` waits for the device, and with Lookahead each step for the one before.
+Only `read_sums` and `loss_scale` wait for the device, and with Lookahead each step for the one
+before.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ class TrainStep(Steps):
         self.window.copy_(torch.tensor(values, dtype=torch.float64))
 
     def evaluated_weights(self) -> contextlib.AbstractContextManager:
-        """Those of the average if there is one."""
+        """The model holds the average's weights, if there is one."""
         return contextlib.nullcontext() if self.average is None else self.average.applied()
 
     @property

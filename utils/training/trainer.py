@@ -295,7 +295,7 @@ class Trainer:
         it."""
         progress, plan, steps, log = self.progress, self.plan, self.steps, self.log
         finished, at = progress.step >= plan.total_steps, self._position()
-        train, evaluation = figures(progress.epoch_sums), None
+        train, evaluation = figures(self._no_sums() | progress.epoch_sums), None
         self.times.mark("other")
         if plan.eval_every and (finished or round(at["epoch"]) % plan.eval_every == 0):
             evaluation = self._evaluate()
@@ -445,10 +445,10 @@ class Trainer:
         if step == 0:
             return ""
         if self.steps.updating:  # it failed half-way: only the last checkpoint is whole
-            steps = self.saver.store.steps()
-            if not steps:
+            saved = self.saver.store.steps()
+            if not saved:
                 return ""
-            step = steps[-1]
+            step = saved[-1]
         else:
             self.steps.take_back()
             try:

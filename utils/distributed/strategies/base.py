@@ -164,6 +164,6 @@ def build_strategy(
     if exchange.size == 1:
         return Strategy(model, exchange)
     place = STRATEGIES[name].place
-    if place is None:
+    if place is None:  # a worker of local steps, which exchange for it
         return Strategy(model)
     return pkgutil.resolve_name(place)(model, exchange, unfreezes)

@@ -79,7 +79,7 @@ class LocalSteps(Steps):
     """Takes the optimizer steps of this process's workers.
 
     Args:
-        strategy: has wrapped the model; see strategies/local.py.
+        strategy: of a single process, with the model.
         make_parts: (guard, progress) -> the parts of a worker's TrainStep, over that model.
         workers: how many there are, and which this process trains.
         exchange: with the other processes.
@@ -288,8 +288,7 @@ class LocalSteps(Steps):
     # ---- what the host reads --------------------------------------------------------------------
 
     def read_sums(self) -> tuple[dict[str, float], LeftOut]:
-        """Of all workers; `left_out_by` then names those that have left out steps since the last
-        call."""
+        """The sums are of all workers."""
         of_workers = [
             torch.cat([w.step.window, w.step.guard.left_out.double(), w.distance.view(1)])
             for w in self.own
@@ -349,17 +348,17 @@ class LocalSteps(Steps):
         trained = sum(p.nbytes for p in self.strategy.parameters.values() if p.requires_grad)
         state = sum(t.nbytes for t in self.averaging.averaged_state()[0].values())
         relative = 1 + state / trained  # what an averaging sends, relative to a step of DDP
-        steps, size = self.rule.total_steps, self.workers.size
+        total, size = self.rule.total_steps, self.workers.size
         plateau = self.schedule.name == "plateau" and self.rule.name == "qsr"
         note = "; more where plateau lowers the learning rate" if plateau else ""
         lines = [
-            f"  local steps    {averagings_text(len(rounds), steps, relative * rounds.ddp_share)}",
+            f"  local steps    {averagings_text(len(rounds), total, relative * rounds.ddp_share)}",
             f"                 ({lengths_text(rounds.lengths)}{note})",
         ]
         if size > 1:
             # In an averaging, as in a step of DDP. The ends of a chain send less, the others more.
             sent = 2 * (size - 1) / size * trained
-            ours, ddp = amount_text(sent * relative * len(rounds)), amount_text(sent * steps)
+            ours, ddp = amount_text(sent * relative * len(rounds)), amount_text(sent * total)
             lines.append(
                 f"                 {size} processes with a worker each would each send, on "
                 f"average, {ours}; with ddp {ddp}"
