@@ -76,7 +76,8 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
         line = check_launch_flags(launch_flags, place, os.environ.get("CUDA_VISIBLE_DEVICES"))
         if line:
             say(line)
-        if find_spec("matplotlib") is None:  # else it is missed only at the end
+        draws = settings.action.trains or settings.report
+        if draws and find_spec("matplotlib") is None:  # else it is missed only at the end
             raise ModuleNotFoundError(name="matplotlib")
         return act(settings, origin, signals) or 0
     except UnknownFlag as error:

@@ -128,6 +128,10 @@ def test_of_two_that_fit_one_is_chosen(tmp_path):
     torch.save({"student": named("module.", 1), "teacher": named(""), "epoch": 3}, path)
     chosen = load_pretrained(f"{path}:teacher")
     assert chosen.source_text == f"{path}:teacher"
+    ema = tmp_path / "ema.pth"
+    torch.save({"model": named("", 1), "model_ema": named("")}, ema)
+    weights = load_pretrained(f"{ema}:model_ema").tensors
+    assert torch.equal(weights["conv1.weight"], chosen.tensors["conv1.weight"])
     fit_weights(model := resnet(), chosen)
     assert_holds(model, trained())
     with pytest.raises(UserError, match=r"dino.pth:other: no name in the file begins with other\."):

@@ -31,15 +31,15 @@ class PictureSettings(Config):
     )
     image_column: str | None = data_flag(
         None, "Column of your lists with the files, by name or number from 1; also with --predict",
-        default_text="found, or asked for", resume="evaluation", essential=True,
+        default_text="found, or asked for", resume="free", essential=True,
     )  # fmt: skip
     label_column: str | None = data_flag(
         None, "Column of your lists with the class, by name or number from 1",
-        default_text="found, or asked for", resume="evaluation", essential=True,
+        default_text="found, or asked for", resume="free", essential=True,
     )  # fmt: skip
     image_dir: str | None = data_flag(
         None, "Folder of the pictures in your lists, relative to the lists'; also with --predict",
-        default_text="found, or asked for", resume="evaluation", essential=True,
+        default_text="found, or asked for", resume="free", essential=True,
     )  # fmt: skip
     image_size: int | None = data_flag(
         None,
@@ -235,10 +235,14 @@ class PictureSettings(Config):
                 yield from ((name, reason, "dataset") for name in names)
         elif self.predict:
             yield "loader", "--predict decodes files in threads, by Pillow", "predict"
-        if self.dataset != "csv" and not self.eval_data:
-            names = ("label_column", "image_column", "image_dir", "encoding")
-            names = names[:1] if (self.predict or "").lower().endswith(ENDINGS) else names
-            yield from ((n, "it is for lists (--dataset csv)", "dataset") for n in names)
+        reads_list, idle = self.dataset == "csv", "dataset"
+        if self.predict:
+            reads_list, idle = self.predict.lower().endswith(ENDINGS), "predict"
+            yield "label_column", "--predict needs no classes", "predict"
+        elif self.eval_data:
+            reads_list, idle = not os.path.isdir(self.eval_data), "eval_data"
+        for name in () if reads_list else ("label_column", "image_column", "image_dir", "encoding"):
+            yield name, "it is for lists of pictures (csv)", idle
         if self.resize_mode != "crop":
             reason = f"--resize_mode {self.resize_mode} keeps the whole picture"
             yield from ((name, reason, "resize_mode") for name in ("crop_ratio", "val_resize"))

@@ -1,6 +1,6 @@
 """The task of texts: from settings to tokens and loaders."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -9,10 +9,11 @@ import torch
 
 from utils.data.class_names import names_notes
 from utils.data.texts.cache import load_tokenized
-from utils.data.texts.csv_texts import notes_of, read_files, to_texts
+from utils.data.texts.csv_texts import CLASS_NAMES, class_names, notes_of, read_files, to_texts
 from utils.data.texts.loader import TextLoader
+from utils.data.texts.published_csv import ALL as PUBLISHED
 from utils.data.texts.published_csv import line_end_of
-from utils.data.texts.rows import column_names
+from utils.data.texts.rows import column_names, read_samples, whole_number
 from utils.data.texts.sources import TextRequest
 from utils.data.texts.token_store import (
     TokenizedData,
@@ -181,8 +182,10 @@ def _loader(
 def _load_all_of(path: Path, run, card: TextCard) -> TextTask:
     """All texts of a table, for the trained model whose card this is."""
     settings, say, classes = run.settings, run.console.say, list(card.classes)
-    samples = read_files(_text_request(settings), {"test": path}, card.classes, card.line_end)
-    texts = to_texts(samples["test"], classes)
+    request = _text_request(settings)
+    written = _as_written(path, settings.dataset, classes, request)
+    samples = read_files(request, {"test": path}, tuple(written), card.line_end)
+    texts = to_texts(samples["test"], written)
     tokens, offsets = encode(tokenizer_from_json(card.tokenizer), texts.texts)
     split = TokenSplit(tokens, offsets, texts.labels)
     losses = lines_on_losses({"test": [split]}, card.tokenizer, card.max_len, trained=True)
@@ -193,6 +196,23 @@ def _load_all_of(path: Path, run, card: TextCard) -> TextTask:
     data = SimpleNamespace(classes=classes, fingerprint=fingerprint)
     test = _loader(split, settings, run.device, run.exchange)
     return TextTask(data, card, test, test, None)
+
+
+def _as_written(path: Path, dataset: str, classes: list[str], request: TextRequest) -> list[str]:
+    """The classes as the table at `path` has them: as numbers if it is one of the published files,
+    or if a file beside it names them."""
+    published = dataset in ("ag_news", *(each.name for each in PUBLISHED))
+    if not published and not (path.parent / CLASS_NAMES).is_file():
+        return classes
+    any_row = replace(request, on_bad="skip", max_bad=1.0)
+    labels = {whole_number(label) for label in read_samples(path, any_row).labels}
+    if None in labels:
+        return classes
+    if published:
+        return [str(number) for number in range(1, len(classes) + 1)]
+    numbers = sorted(labels, key=int)
+    number_of = dict(zip(class_names(path, numbers, request.encoding)[0], numbers, strict=True))
+    return [number_of.get(name, name) for name in classes]
 
 
 class Texts(Kind):

@@ -59,9 +59,13 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], ModelCard | TextCar
         raise UserError(f"{path}: its metadata is damaged ({error}): export it again") from None
 
 
-def read_pth(path: Path, say: Callable = print) -> tuple[dict[str, Tensor], str]:
-    """The tensors, and the keys that led to them, as "model" or ""; `say` is given a line on what
-    is not loaded."""
+def read_pth(path: Path, say: Callable = print, part: str = "") -> tuple[dict[str, Tensor], str]:
+    """The tensors, and the keys that led to them, as "model" or "".
+
+    Args:
+        say: is given a line on what is not loaded.
+        part: the key of the mapping that is meant; "" or none of its keys: one that is usual.
+    """
     zipped, foreign = zipfile.is_zipfile(path), []
     try:
         # torchvision's training script saves its arguments beside the weights. Unpickling a
@@ -74,13 +78,13 @@ def read_pth(path: Path, say: Callable = print) -> tuple[dict[str, Tensor], str]
                 content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except Exception as error:  # a damaged file can make PyTorch raise any exception
         found = re.search(r"GLOBAL ([\w.]+) (?:was|whose)", str(error))
-        if name := found[1] if found else next(iter(foreign), None):
+        if name := found[1] if found else ", ".join(foreign[:3]):
             raise UserError(f"{path} holds {name} ({NOT_LOADED}): {ADVICE}") from None
         what = error.strerror if isinstance(error, OSError) and error.strerror else "not PyTorch's"
         raise UserError(_unreadable(path, what)) from None
     nests = []
     while isinstance(content, Mapping) and (
-        keys := [key for key in NESTS if isinstance(content.get(key), Mapping)]
+        keys := [key for key in (part, *NESTS) if isinstance(content.get(key), Mapping)]
     ):
         nests.append(keys[0])
         content = content[keys[0]]

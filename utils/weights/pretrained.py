@@ -88,7 +88,7 @@ def load_pretrained(source: str | Path, say: Callable = print, use=None) -> Pret
     """
     path, part = Path(source), ""
     if not path.exists() and Path(file := str(source).rpartition(":")[0]).is_file():
-        path, part = Path(file), str(source).rpartition(":")[2] + "."
+        path, part = Path(file), str(source).rpartition(":")[2]
     if path.is_dir():
         hub = _hub_folder(path)
         return _from_folder(path, say, use) if hub is None else _from_hub_folder(hub)
@@ -97,21 +97,25 @@ def load_pretrained(source: str | Path, say: Callable = print, use=None) -> Pret
             f"--pretrained {source}: there is no such file or folder; give a file of "
             "weights, the folder of a run or, for pictures, imagenet"
         )
-    if path.suffix == ".safetensors" and (path.parent / STATE).is_file():
+    if path.suffix == ".safetensors" and (path.parent / STATE).is_file() and not part:
         return _from_folder(path.parent, say)
     card, nest = None, ""
     if path.suffix == ".safetensors":
         tensors, card = read_safetensors(path)
     elif path.name.endswith(PICKLED):
-        tensors, nest = read_pth(path, say)
+        tensors, nest = read_pth(path, say, part)
+        if part in (keys := nest.split("/")):  # it is in `source`
+            keys.remove(part)
+            nest, part = "/".join(keys), ""
     else:
         raise UserError(
             f"--pretrained {path} is not a file of weights: give a .safetensors, .pth, .pth.tar, "
             ".ckpt, .pt or .bin file, the folder of a run or, for pictures, imagenet"
         )
-    tensors = {name.removeprefix(part): t for name, t in tensors.items() if name.startswith(part)}
+    prefix = f"{part}." if part else ""
+    tensors = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     if not tensors:
-        raise UserError(f"--pretrained {source}: no name in the file begins with {part}")
+        raise UserError(f"--pretrained {source}: no name in the file begins with {prefix}")
     return _with_card(tensors, f"{source} ({nest})" if nest else str(source), card)
 
 

@@ -43,6 +43,27 @@ def write(path, rows, header="file,label"):
 ROWS = [f"images/{i},{'dog' if i % 2 else 'cat'}".replace(",", ".png,") for i in range(8)]
 
 
+def test_columns_of_lists_without_a_header_are_numbers(folder):
+    rows = [f"x,images/{i}.png,{1 + i % 2}" for i in (0, 1, 4, 5)]
+    write(folder / "train.csv", rows, header=None)
+    write(folder / "test.csv", ["y,images/2.png,1", "y,images/3.png,2"], header=None)
+    columns = {"image_column": "2", "label_column": "3"}
+    data = load(folder, **columns)
+    assert data.train.labels.tolist() == [0, 1, 0, 1] and data.test.labels.tolist() == [0, 1]
+    write(folder / "test.csv", ["y,images/2.png", "y,images/3.png"], header=None)
+    assert "test.csv has no classes: 2 pictures for --predict" in (
+        load(folder, test_fraction=0.5, **columns).notes
+    )
+
+
+def test_numbers_in_a_list_for_a_trained_model_are_the_lines_of_a_file(folder):
+    write(folder / "new.csv", ["images/0.png,1", "images/1.png,0"])
+    model = {"classes": ["dog", "owl"], "image_size": 8}
+    refused(folder / "new.csv", "2 labels that the training pictures do not have", **model)
+    (folder / "classes.txt").write_text("owl\ndog\n")
+    assert load(folder / "new.csv", **model).test.labels.tolist() == [0, 1]
+
+
 def test_all_faults_of_lists_are_told_at_once(folder):
     write(folder / "train.csv", [*ROWS, "images/gone.png,cat"])
     write(folder / "test.csv", ["images/0.png,owl", "images/1.png,rat"])

@@ -141,6 +141,16 @@ def test_all_of_a_tree_is_for_a_trained_model(tmp_path, splits, decode):
     refused(root, "2 classes that the training pictures", "('cat', 'dog')", classes=["eel", "ox"])
 
 
+def test_a_trained_model_may_have_a_class_called_train(tmp_path):
+    names = ["cat", "dog", "train"]
+    root = make_tree(tmp_path / "new", ("train",), classes=names)
+    assert len(load(root, classes=names).test) == 12  # of the folders in train/
+    flat = make_tree(tmp_path / "flat", ("",), classes=names)
+    assert load(flat, classes=names).test.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    make_tree(flat, ("val",), classes=("cat",))
+    refused(flat, "has the class 'cat' beside val/", classes=names)
+
+
 def test_a_single_class_and_pictures_without_one_beside_a_trained_model(tmp_path):
     root = make_tree(tmp_path / "new", ("val",), classes=("cat",))
     (root / "test").mkdir()

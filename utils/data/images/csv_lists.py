@@ -77,14 +77,17 @@ def load_csv(
             listings["train"].notes.append(f"{path.name} {unlabelled.note}")
             continue
         remark += f", {path.name} with {_told(table, columns)}"
+        if "train" not in lists:  # a trained model has the names of its classes, not their numbers
+            _name_labels(table, columns)
         with faults:
             listings[split], firsts[split] = _read_list(
                 table, pictures, columns, classes, on_bad, faults
             )
-        if not listings:
+        classes = next(iter(listings.values())).classes if listings else None
+        if not classes:
             break
-        label_column = _first(table)[columns[1]]  # it may be in another place in the others
-        classes = next(iter(listings.values())).classes
+        if names := table.names or (_first(table) if columns[2] else []):
+            label_column = names[columns[1]]  # it may be in another place in the others
     faults.tell()
     folder = next(iter(lists.values())).parent
     if train := listings.get("train"):
@@ -234,7 +237,7 @@ def _read_list(
     """The files of a list, and the first row of each of them; `classes` are those of the training
     pictures, None: the list has them. Pictures that are missing are added to `faults`."""
     path = table.path
-    names, labels, lines = _rows(table, columns, set(classes or ()))
+    names, labels, lines = _rows(table, columns, set(classes or ()), faults)
     forms = by_form(classes or set(labels))
     notes = merged_note(set(labels), forms.values())
     labels = [forms[normalize("NFC", label)] for label in labels]
@@ -248,7 +251,8 @@ def _read_list(
         paths, states = pictures.take(names, lines, on_bad, notes.append)
     listing = Listing(path.parent, classes, paths, numbers_of, states, [], notes)
     first: dict[str, int] = {}
-    rows = [first.setdefault(os.path.normpath(listing.path(row)), row) for row in range(len(paths))]
+    places = [listing.path(row) for row in range(len(paths))] or names
+    rows = [first.setdefault(os.path.normpath(place), row) for row, place in enumerate(places)]
     if differ := [(one, row) for row, one in enumerate(rows) if labels[row] != labels[one]]:
         one, row = differ[0]
         others = f", and {counted(len(differ) - 1, 'other line')} likewise" if differ[1:] else ""
@@ -259,12 +263,23 @@ def _read_list(
     return listing, [*first.values()]
 
 
+def _name_labels(table: Table, columns: tuple[int, int, bool]) -> None:
+    """Replaces numbers and synsets in the column of the labels by the names of the classes."""
+    rows = [row for row in table.rows[columns[2] :] if row.problem is None]
+    labels = sorted({label for row in rows if (label := (row.cells[columns[1]] or "").strip())})
+    named = dict(zip(labels, _names(table.path.parent, labels), strict=True))
+    for row in rows:
+        label = (row.cells[columns[1]] or "").strip()
+        row.cells[columns[1]] = named.get(label, label)
+
+
 def _rows(
-    table: Table, columns: tuple[int, int, bool], known: set[str]
+    table: Table, columns: tuple[int, int, bool], known: set[str], faults: Faults
 ) -> tuple[list[str], list[str], list[int]]:
-    """(files, labels, numbers of the lines) of a list. Labels must be in `known`, if any are."""
+    """(files, labels, numbers of the lines) of a list. Labels must be in `known`, if any are; rows
+    that cannot be used are added to `faults`."""
     path, known = table.path, {normalize("NFC", name) for name in known}
-    names, labels, lines, others = [], [], [], {}
+    names, labels, lines, others, bad = [], [], [], {}, []
     for row in table.rows[columns[2] :]:
         problem, name, label = row.problem, "", ""
         if problem is None:
@@ -274,15 +289,22 @@ def _rows(
             elif known and normalize("NFC", label) not in known:
                 others.setdefault(label, row.line)
         if problem is not None:
-            raise UserError(f"{path}, line {row.line} {problem}: correct it, or remove it")
+            bad.append(f"line {row.line} {problem}")
+        if problem is not None or label in others:
+            continue
         names.append(name)
         labels.append(label)
         lines.append(row.line)
-    if others:
-        some = ", ".join(f"{label!r} in line {line}" for label, line in [*others.items()][:5])
-        count = counted(len(others), "label")
-        raise UserError(f"{path} has {count} that the training pictures do not have: {some}")
-    if not names:
+    with faults:
+        if bad:
+            more = f", and {counted(len(bad) - 1, 'other line')} likewise" if bad[1:] else ""
+            raise UserError(f"{path}, {bad[0]}{more}: correct it, or remove it")
+    with faults:
+        if others:
+            some = ", ".join(f"{label!r} in line {line}" for label, line in [*others.items()][:5])
+            count = counted(len(others), "label")
+            raise UserError(f"{path} has {count} that the training pictures do not have: {some}")
+    if not names and not bad and not others:
         raise UserError(f"{path} lists no pictures: give a file with a row for each picture")
     return names, labels, lines
 
@@ -305,7 +327,9 @@ def _file_column(table: Table, pictures: _Pictures, asked: str | None) -> tuple[
     names = _first(table)
     if asked is None and (known := _known(names, FILE_NAMES)):
         return known[0], table.names is None
-    fit = [] if asked is None else [find_column(table, names, asked, "--image_column")]
+    header = table.names is None and not any(map(pictures.find, names))
+    named = names if header or table.names else []
+    fit = [] if asked is None else [find_column(table, named, asked, "--image_column")]
     some = [row.cells for row in table.rows[:20] if row.problem is None]
     for anywhere in () if fit else (False, True):
         found = [[bool(pictures.find(cell or "", anywhere)) for cell in row] for row in some]
@@ -315,7 +339,7 @@ def _file_column(table: Table, pictures: _Pictures, asked: str | None) -> tuple[
             f"{table.path} has the columns {', '.join(names)[:200]}: name that of the pictures' "
             "files with --image_column, and their folder with --image_dir"
         )
-    return fit[0], table.names is None and not pictures.find(names[fit[0]])
+    return fit[0], header
 
 
 def _columns(
@@ -328,14 +352,16 @@ def _columns(
     file, header = _file_column(table, pictures, image_column)
     names, others = _first(table), [j for j in range(table.columns) if j != file]
     rows = [row.cells for row in table.rows[header:] if row.problem is None]
-    label = [j for j in _known(names, LABEL_NAMES) if j != file]
-    if label_column is not None and (leads or label_column in names):
-        label = [find_column(table, names, label_column, "--label_column")]
+    named = names if header or table.names else []
+    label = [j for j in _known(named, LABEL_NAMES) if j != file]
+    there = named if named else [str(j + 1) for j in others]
+    if label_column is not None and (leads or label_column in there):
+        label = [find_column(table, named, label_column, "--label_column")]
     if label and leads:
         return file, label[0], header
     values = {j: {(row[j] or "").strip() for row in rows} for j in label or others}
     repeat = leads and len(values[others[0]]) < len(rows) if others else False
-    if len(others) == 1 and (repeat or not (header or table.names)):
+    if label_column is None and len(others) == 1 and (repeat or not (header or table.names)):
         label = others
     if label and any(values[label[0]]):
         return file, label[0], header

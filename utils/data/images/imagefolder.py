@@ -98,8 +98,23 @@ def list_tree(data_dir: Path, test_fraction: float | None, cache_dir: Path) -> d
 
 def _list_all(root: Path, classes: list[str], cache_dir: Path) -> Listing:
     """All pictures of `root`, or of its splits, whose classes are known, for a trained model."""
-    words = [word for word in SPLITS if word not in classes and (root / word).is_dir()]
+    inner = _folders(root, cache_dir)
+    # A word of a split is a class if it holds no folders.
+    words = [
+        word
+        for word in SPLITS
+        if word in inner and (word not in classes or _folders(root / word, cache_dir))
+    ]
     names = sorted({name for word in words or [""] for name in _folders(root / word, cache_dir)})
+    beside = [name for name in inner if words and name in classes and name not in words]
+    if beside:
+        raise UserError(
+            f"{root} has the class {beside[0]!r} beside {words[0]}/: give one of its folders, or "
+            "move one of these away"
+        )
+    lists = [word for word in SPLITS if (root / f"{word}.csv").is_file()]
+    if lists and not set(names).intersection(classes):
+        raise UserError(f"{root} has lists: give one of them, such as {root / lists[0]}.csv")
     folders = dict(zip(class_names(root, names), names, strict=True))  # of synsets
     known = [folders.get(name, name) for name in classes]
     parts, told, faults = {}, [], Faults()

@@ -177,7 +177,9 @@ def find_column(table: Table, names: list[str], column: str, flag: str | None) -
             f"{table.path} has no column {column!r}, which the run was trained with unless you "
             f"named it: {have}; name this file's with --text_columns"
         )
-    raise UserError(f"{table.path} has no column {column!r} ({flag}): {have}")
+    raise UserError(
+        f"{table.path} has no column {column!r} ({flag}): {have}; name one of these by {flag}"
+    )
 
 
 def _has_name(names: list[str], column: str) -> bool:
