@@ -28,7 +28,9 @@ def test_what_tests_have_started_ends_with_pytest(tmp_path, signum):
         [sys.executable, "-m", "pytest", "-q", "-s", "-p", "left_processes"],
         cwd=tmp_path, env=os.environ | own, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    while "started" not in (line := process.stdout.readline()):
-        assert line, "pytest has ended"
+    said = ""
+    while "started" not in said:
+        said += (line := process.stdout.readline())
+        assert line, f"pytest has ended with {process.wait()}: {said}"
     process.send_signal(signum)
     process.communicate(timeout=PATIENCE)  # returns when all have ended: they hold the pipe

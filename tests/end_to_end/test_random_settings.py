@@ -37,6 +37,7 @@ DATA = [
 VALUES = {
     "pretrained": ["trained", "trained/checkpoints", "weights.pth", "nowhere", "pictures"],
     "predict": ["pictures", "pictures/train/cat/0.png", "pictures/train.csv", "nowhere"],
+    "eval_data": ["pictures", "one_tree", "pictures/train.csv", "nowhere"],
     "image_column": ["file", "1", "9"],
     "label_column": ["label", "2", "nothing"],
     "image_dir": [".", "train", "nowhere"],

@@ -30,6 +30,7 @@ TEXTS = Space(
         "data_dir": [".", "nowhere"],
         "pretrained": ["trained", "trained/checkpoints", "weights.pth", "nowhere", "train.csv"],
         "predict": ["test.tsv", "new.txt", "nowhere", "weights.pth"],
+        "eval_data": ["test.tsv", "new.txt", "nowhere"],
         "test_file": ["test.tsv", "train.csv", "weights.pth"],
         "val_file": ["test.tsv", "nowhere.csv"],
         "text_columns": ["text", "2", "1,2", "nothing", ","],

@@ -91,10 +91,8 @@ def load_csv(
     faults.tell()
     folder = next(iter(lists.values())).parent
     if train := listings.get("train"):
-        held_out, rows = (
-            [lists[split].name for split in listings if split != "train"],
-            firsts["train"],
-        )
+        rows = firsts["train"]
+        held_out = [lists[split].name for split in listings if split != "train"]
         check_test_fraction(data_dir, held_out, test_fraction)
         if repeats := len(train.paths) - len(rows):
             what = "with" if held_out else "without"
