@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,11 @@ from utils.training.objective import Precision
 from utils.weights.card import ModelCard
 
 HEADER = "file,class,probability\n"
+
+
+def _empty(names: Sequence[str]) -> Iterator[str]:
+    """The rows of a list whose pictures could not be read."""
+    return (f"{quoted(name)},,\n" for name in names)
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,8 @@ def predict_images(
             _Progress(len(files.paths), say) as progress,
             contextlib.closing(files.batches(batch_size, progress.advance)) as batches,
         ):
-            answers: dict[int, str] = {}
+            table.write(HEADER)
+            done = 0  # names of a list
             for rows, pictures in batches:
                 if interrupted():
                     raise _Interrupted
@@ -138,11 +144,13 @@ def predict_images(
                             f"the model's answer to {files.paths[row]} is not a number: try "
                             "--precision fp32, or another checkpoint"
                         )
-                    answers[row] = f"{quoted(safe_text(card.classes[index]))},{p:.6f}"
-            table.write(HEADER)
-            for row, name in enumerate(files.names or map(safe_path, files.paths)):
-                if files.names or row in answers:
-                    table.write(f"{quoted(name)},{answers.get(row, ',')}\n")
+                    if files.names is not None:
+                        table.writelines(_empty(files.names[done:row]))
+                        done = row + 1
+                    name = files.names[row] if files.names else safe_path(files.paths[row])
+                    label = safe_text(card.classes[index])
+                    table.write(f"{quoted(name)},{quoted(label)},{p:.6f}\n")
+            table.writelines(_empty((files.names or [])[done:]))
             if not files.pictures:
                 example = f", such as {files.skipped[0]}" if files.skipped else ""
                 raise UserError(

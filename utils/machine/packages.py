@@ -1,7 +1,6 @@
 """Which packages are installed, and what the missing ones are for."""
 
 import importlib.util
-from importlib import metadata
 from typing import NamedTuple
 
 from utils.errors import UserError
@@ -74,6 +73,8 @@ def not_installed(error: Exception) -> UserError | None:
 
 
 def version_of(package: str) -> str | None:
+    from importlib import metadata  # slow to import, and all entries import this module
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
