@@ -30,7 +30,6 @@ from utils.optim.factory import build_optimizer
 from utils.reporting.console import Console
 from utils.reporting.metrics import MetricsLog
 from utils.training.progress import Progress
-from utils.training.snapshot import snapshot
 
 SIZES = (1, 2)
 
@@ -87,7 +86,7 @@ def build_saving(exchange, folder: str) -> Callable:
         train_step.progress.step += 1
         exchange.barrier()
         started = time.perf_counter()
-        saver.save(snapshot(train_step), None, final=False)
+        saver.save(train_step.snapshot(), None, final=False)
         stall = time.perf_counter() - started
         saver.wait()
         exchange.barrier()

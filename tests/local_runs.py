@@ -22,10 +22,10 @@ def parameters_of(trainer) -> dict:
 
 def assert_same_checkpoint(one, other) -> None:
     """All but the times and what belongs to processes."""
-    assert one.tensors().keys() == other.tensors().keys()
-    for part, tensors in one.tensors().items():
-        assert tensors.keys() == other.tensors()[part].keys()
+    assert one.parts.keys() == other.parts.keys()
+    for part, tensors in one.parts.items():
+        assert tensors.keys() == other.parts[part].keys()
         for name, tensor in tensors.items():
-            assert torch.equal(tensor, other.tensors()[part][name]), (part, name)
+            assert torch.equal(tensor, other.parts[part][name]), (part, name)
     for key in ("workers", "local", "random", "optimizer", "scaler", "schedule"):
         assert one.state.get(key) == other.state.get(key), key

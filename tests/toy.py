@@ -38,7 +38,6 @@ from utils.training.average import Average
 from utils.training.evaluation import evaluate
 from utils.training.freeze import Freeze
 from utils.training.guard import Guard
-from utils.training.local.in_turn import InTurn
 from utils.training.local.norm_statistics import NormStatistics
 from utils.training.local.steps import LocalSteps
 from utils.training.log import TrainingLog
@@ -207,7 +206,6 @@ def make_trainer(
         steps = TrainStep(make_parts(Guard(model, spread), Progress()))
     else:
         steps = local_steps(local, spread, make_parts, data, exchange, total, objective)
-        data = InTurn(data, steps.workers.own)
     return Trainer(
         steps=steps,
         loader=data,

@@ -7,7 +7,8 @@ from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
 
 def example(step=1, value=1.0) -> Checkpoint:
     model = {"a.weight": torch.full((3, 4), value), "a.count": torch.tensor(step)}
-    return Checkpoint(step, model, {"a.weight/momentum_buffer": torch.ones(3, 4)}, {"step": step})
+    optimizer = {"a.weight/momentum_buffer": torch.ones(3, 4)}
+    return Checkpoint(step, {"step": step}, {"model": model, "optimizer": optimizer})
 
 
 def quiet(folder, **options) -> Checkpoints:

@@ -52,7 +52,8 @@ def test_weights_are_the_same_bytes_and_open_anywhere(tmp_path):
         "import sys, torch; from safetensors.torch import load_file; "
         "from pathlib import Path; from utils.checkpoints.checkpoint import *; "
         "model = load_file(sys.argv[1]); shuffled = dict(reversed(model.items())); "
-        "Checkpoints(Path(sys.argv[2])).save(Checkpoint(1, shuffled, {}, {}))"
+        "parts = {'model': shuffled, 'optimizer': {}}; "
+        "Checkpoints(Path(sys.argv[2])).save(Checkpoint(1, {}, parts))"
     )
     subprocess.run([sys.executable, "-c", program, path, tmp_path / "other"], check=True, cwd=ROOT)
     again = tmp_path / "other" / "step-00000001" / "model.safetensors"

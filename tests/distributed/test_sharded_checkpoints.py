@@ -26,7 +26,6 @@ from utils.training.average import Average
 from utils.training.guard import Guard
 from utils.training.objective import Precision
 from utils.training.progress import Progress
-from utils.training.snapshot import restore, snapshot
 from utils.training.train_step import StepParts, TrainStep
 
 OPTIMIZERS = ("sgd", "adamw", "ngd", "muon", "lookahead")
@@ -116,7 +115,7 @@ def saver_of(folder, exchange, keep=3) -> Saver:
 
 def assert_parts_equal(one, other) -> None:
     for part in ("model", "optimizer", "average"):
-        tensors, others = getattr(one, part), getattr(other, part)
+        tensors, others = one.parts[part], other.parts[part]
         assert list(tensors) == list(others), part
         for name, tensor in tensors.items():
             assert tensor.dtype == others[name].dtype, name
@@ -132,7 +131,7 @@ def assert_same_state(one: dict, other: dict) -> None:
 
 def written_alone(folder, kind="sgd", steps=3) -> Path:
     train_step = train_step_of(kind, 1, steps=steps)
-    checkpoint = snapshot(train_step)
+    checkpoint = train_step.snapshot()
     assert checkpoint.rows is None and len(checkpoint.state["random"]) == 1
     saver_of(folder, Exchange()).save(checkpoint, None, final=True)
     return Path(folder, f"step-{steps:08}")
@@ -142,14 +141,14 @@ def passed_on(exchange, source: str, target: str, kind: str, divided: bool) -> l
     """Loads a checkpoint and saves it again; returns the names of the files."""
     read = read_checkpoint(Path(source))
     train_step = train_step_of(kind, 70 + exchange.rank, exchange, divided=divided)
-    restore(train_step, read)
+    train_step.restore(read)
     for name, parameter in train_step.model.named_parameters():
         assert torch.equal(parameter, exchange.part(parameter, read.model[name])), name
         assert torch.equal(
-            train_step.average.mean[name], exchange.part(parameter, read.average[name])
+            train_step.average.mean[name], exchange.part(parameter, read.weights[name])
         )
     saver = saver_of(target, exchange)
-    saver.save(snapshot(train_step), None, final=True)
+    saver.save(train_step.snapshot(), None, final=True)
     assert not saver.console.said
     exchange.barrier()
     return sorted(path.name for path in Path(target, Path(source).name).iterdir())
@@ -182,9 +181,9 @@ def test_from_one_to_two_to_four_and_back(worlds, tmp_path, kind):
         assert_parts_equal(read, expected)
         assert_same_state(read.state, expected.state)
     last = train_step_of(kind, 9)
-    restore(last, read)
+    last.restore(read)
     assert last.progress.step == 3
-    again = Checkpoints(tmp_path / "again").save(snapshot(last).copy())
+    again = Checkpoints(tmp_path / "again").save(last.snapshot().copy())
     for name in WHOLE[1:-1]:
         assert (again / name).read_bytes() == (first / name).read_bytes(), name
 
@@ -214,7 +213,7 @@ def save_steps(exchange, folder: str, steps: list[int], keep: int) -> None:
     saver = saver_of(folder, exchange, keep)
     for step in steps:
         train_step.progress.step = step
-        saver.save(snapshot(train_step), steps[0], final=step == steps[-1])
+        saver.save(train_step.snapshot(), steps[0], final=step == steps[-1])
 
 
 @pytest.mark.parametrize("size", (2, 4))
@@ -273,22 +272,22 @@ def full_on(exchange, folder: str, divided: bool, rank: int, metrics: bool) -> t
     """Saves step 1; steps 2 and 3, the last, find no room on `rank`; then there is room."""
     train_step = train_step_of("sgd", 1, exchange if divided else None, steps=1)
     saver = saver_of(folder, exchange)
-    saver.save(snapshot(train_step), None, final=True)
+    saver.save(train_step.snapshot(), None, final=True)
     train_step.progress.step, lines = 2, []
     if metrics and exchange.rank == 0:
         saver.metrics.full = 2
     with FullDisk() if exchange.rank == rank and not metrics else open(os.devnull):
-        saver.save(snapshot(train_step), None, final=False)
+        saver.save(train_step.snapshot(), None, final=False)
         saver.wait()
         train_step.progress.step = 3
         try:
-            saver.save(snapshot(train_step), None, final=True)
+            saver.save(train_step.snapshot(), None, final=True)
         except UserError as error:
             lines.append(str(error))
     left = sorted(os.listdir(folder))
     exchange.barrier()
     train_step.progress.step = 4
-    saver.save(snapshot(train_step), None, final=True)
+    saver.save(train_step.snapshot(), None, final=True)
     return saver.console.said, lines, left
 
 
@@ -316,11 +315,11 @@ def dies(exchange, folder: str) -> None:
     """Rank 1 dies while it writes step 2; rank 0 leaves in a file what it sees."""
     train_step = train_step_of("sgd", 1, exchange, steps=1)
     saver = saver_of(folder, exchange)
-    saver.save(snapshot(train_step), None, final=True)
+    saver.save(train_step.snapshot(), None, final=True)
     if exchange.rank == 1:
         checkpoint_module.write_files = lambda *_: os._exit(9)
     train_step.progress.step = 2
-    checkpoint = snapshot(train_step)
+    checkpoint = train_step.snapshot()
     try:
         saver.save(checkpoint, None, final=False)
         saver.wait()
@@ -346,7 +345,7 @@ def draws(exchange, folder: str, seed: int, old: bool) -> tuple:
     torch.manual_seed(exchange.rank)
     train_step = train_step_of("sgd", 5, exchange, divided=False)
     torch.manual_seed(100 + exchange.rank)
-    saved = snapshot(train_step)
+    saved = train_step.snapshot()
     drawn = torch.rand(()).item()
     states = saved.state["random"]
     if old:
@@ -384,7 +383,7 @@ def test_another_model_is_refused_and_nothing_changed(tmp_path):
     before = train_step.model.state_dict()
     before = {name: tensor.clone() for name, tensor in before.items()}
     with pytest.raises(UserError, match=r"2.weight is \(12, 5\), in the model \(11, 5\)"):
-        restore(train_step, read_checkpoint(path))
+        train_step.restore(read_checkpoint(path))
     for name, tensor in train_step.model.state_dict().items():
         assert torch.equal(tensor, before[name])
 

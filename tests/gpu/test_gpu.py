@@ -213,6 +213,6 @@ def test_a_checkpoint_holds_the_step_at_which_it_was_taken(tmp_path, monkeypatch
     for step, (model, average) in seen.items():
         checkpoint = read_checkpoint(tmp_path / "checkpoints" / f"step-{step:08}")
         assert checkpoint.state["progress"]["step"] == step
-        for ours, expected in ((checkpoint.model, model), (checkpoint.average, average)):
+        for ours, expected in ((checkpoint.model, model), (checkpoint.weights, average)):
             assert ours.keys() == expected.keys()
             assert all(torch.equal(ours[name], expected[name]) for name in expected)

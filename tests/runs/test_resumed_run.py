@@ -44,7 +44,8 @@ def saved(
     **progress,
 ) -> Path:
     state = {"progress": {"best_step": best} | progress, RUN_INFO: run_info or {}}
-    checkpoint = Checkpoint(step, {"weight": torch.full((2,), float(step))}, {}, state)
+    parts = {"model": {"weight": torch.full((2,), float(step))}, "optimizer": {}}
+    checkpoint = Checkpoint(step, state, parts)
     return Checkpoints(folder / "checkpoints", keep=9).save(checkpoint, best)
 
 

@@ -115,20 +115,20 @@ def test_a_checkpoint_holds_weights_and_average(tmp_path):
     trainer = make_trainer(tmp_path, ema_decay=0.9)
     trainer.fit()
     checkpoint = trainer.saver.store.load()
-    assert checkpoint.weights is checkpoint.average
+    assert checkpoint.weights is checkpoint.parts["average"]
     for name, tensor in trainer.steps.average.mean.items():
-        assert torch.equal(checkpoint.average[name], tensor)
+        assert torch.equal(checkpoint.weights[name], tensor)
     for name, tensor in trainer.steps.model.state_dict().items():
         assert torch.equal(checkpoint.model[name], tensor)
     model = network()
-    model.load_state_dict(checkpoint.average)  # it is complete: it loads into a plain model
+    model.load_state_dict(checkpoint.weights)  # it is complete: it loads into a plain model
 
 
 def test_without_an_average_a_checkpoint_has_none(tmp_path):
     trainer = make_trainer(tmp_path, epochs=1)
     trainer.fit()
     checkpoint = trainer.saver.store.load()
-    assert checkpoint.average is None and checkpoint.weights is checkpoint.model
+    assert "average" not in checkpoint.parts and checkpoint.weights is checkpoint.model
 
 
 @pytest.mark.parametrize("where", ["average.safetensors", "SHA256SUMS"])

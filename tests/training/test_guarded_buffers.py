@@ -99,7 +99,7 @@ def test_a_run_averages_and_saves_an_assigned_buffer(tmp_path, local):
         held = [worker.tensors["mean"] for worker in trainer.steps.own]
         assert not torch.equal(held[0], held[1])
     torch.testing.assert_close(checkpoint.model["mean"], sum(held) / len(held))
-    for state in (checkpoint.model, checkpoint.average):
+    for state in (checkpoint.model, checkpoint.parts["average"]):
         assert 0 < state["mean"].abs().sum() < 10
 
 

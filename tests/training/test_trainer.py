@@ -204,7 +204,10 @@ def test_sums_are_read_from_checkpoints_of_other_versions(tmp_path):
         "loss": 2.0, "correct": 1.0, "samples": 4.0,
     }  # fmt: skip
     trainer = make_trainer(tmp_path)
-    trainer.steps.load_window({"samples": 4.0, "loss": 2.0, "of a newer version": 1.0})
+    checkpoint = trainer.steps.snapshot()
+    sums = {"samples": 4.0, "loss": 2.0, "of a newer version": 1.0}
+    checkpoint.state["progress"] |= {"window_sums": sums}
+    trainer.steps.restore(checkpoint)
     assert trainer.steps.read_sums()[0] == {"loss": 2.0, "correct": 0.0, "samples": 4.0}
 
 

@@ -226,8 +226,8 @@ def save_step(folder, step, value, best=None, average=None, data=CARD):
         return {n: torch.full_like(t, number) for n, t in resnet().state_dict().items()}
 
     state = {"progress": {"best_step": best}, RUN_INFO: {"data": data} if data else {}}
-    averages = None if average is None else filled(average)
-    checkpoint = Checkpoint(step, filled(value), {}, state, averages)
+    averages = {} if average is None else {"average": filled(average)}
+    checkpoint = Checkpoint(step, state, {"model": filled(value), "optimizer": {}} | averages)
     return Checkpoints(folder / "checkpoints", keep=9).save(checkpoint, best)
 
 

@@ -4,7 +4,8 @@
         model.safetensors      weights and buffers under canonical names
         average.safetensors    their moving average, with --ema_decay
         mixup.safetensors      what was learned about mixing, with --mixup meta
-        workers.safetensors    each worker's own weights and optimizer, with --strategy local
+        workers.safetensors    each worker's own weights and optimizer, with --strategy local; the
+                               model is then their mean, and optimizer.safetensors empty
         outer.safetensors      the outer optimizer, with --sync_rule diloco
         optimizer.safetensors  optimizer state, `<parameter>/<key>`
         state.json             everything else
@@ -72,22 +73,21 @@ class Checkpoint:
     """
 
     step: int
-    model: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
     state: dict
-    average: dict[str, Tensor] | None = None  # of the weights, with --ema_decay
-    mixup: dict[str, Tensor] | None = None  # the learned policy, with --mixup meta
-    # With --strategy local: what each worker has of its own (see worker_rows.py); `optimizer` is
-    # then empty, and `model` and `average` are the mean of the workers.
-    workers: dict[str, Tensor] | None = None
-    outer: dict[str, Tensor] | None = None  # see averaging.py, with --sync_rule diloco
+    # By part, of PARTS: "model" and "optimizer" always (the latter empty with --strategy local),
+    # the others where the run has them.
+    parts: dict[str, dict[str, Tensor]]
     # By part and tensor; only rank 0 writes the parts that are not there. None: rank 0 writes all.
     rows: dict[str, dict[str, Rows]] | None = None
 
     @property
+    def model(self) -> dict[str, Tensor]:
+        return self.parts["model"]
+
+    @property
     def weights(self) -> dict[str, Tensor]:
         """The weights to evaluate and use: the average if there is one."""
-        return self.model if self.average is None else self.average
+        return self.parts.get("average", self.model)
 
     @property
     def run_info(self) -> dict:
@@ -95,15 +95,9 @@ class Checkpoint:
         step, the device and so on (see utils/runs/make_trainer.py)."""
         return self.state.get(RUN_INFO) or {}
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """The parts that are present."""
-        parts = {part: getattr(self, part) for part in PARTS}
-        return {part: tensors for part, tensors in parts.items() if tensors is not None}
-
     def copy(self) -> "Checkpoint":
         """Copies the tensors to the CPU, so that training can continue while they are written."""
-        copies: dict = {part: _plain(tensors) for part, tensors in self.tensors().items()}
-        return replace(self, **copies)
+        return replace(self, parts={name: _plain(part) for name, part in self.parts.items()})
 
 
 class Checkpoints:
@@ -132,8 +126,8 @@ class Checkpoints:
         """
         aside = self._begin(checkpoint.step)
         try:
-            names = {part: f"{part}.safetensors" for part in PARTS}
-            sums = write_files(aside, _contents(checkpoint.tensors(), names))
+            files = {f"{name}.safetensors": part for name, part in checkpoint.parts.items()}
+            sums = write_files(aside, _contents(files))
             self._seal(aside, checkpoint.state, sums)
         except OSError:
             shutil.rmtree(aside, ignore_errors=True)
@@ -157,13 +151,14 @@ class Checkpoints:
             RuntimeError: another rank has died; the next `save` removes what is left behind.
         """
         first, step, rows = exchange.rank == 0, checkpoint.step, checkpoint.rows or {}
-        names = {
-            part: shard_name(part, exchange.rank, exchange.size)
-            if part in rows
-            else f"{part}.safetensors"
-            for part in PARTS
-        }
-        parts = {p: t for p, t in checkpoint.tensors().items() if first or p in rows}
+        files, places = {}, {}
+        for part, tensors in checkpoint.parts.items():
+            if part in rows:
+                file = shard_name(part, exchange.rank, exchange.size)
+                files[file] = tensors
+                places[file] = {t: own.to_json() for t, own in rows[part].items() if t in tensors}
+            elif first:
+                files[f"{part}.safetensors"] = tensors
         aside = self._aside(step)
 
         def begin() -> None:
@@ -172,13 +167,7 @@ class Checkpoints:
                 self._begin(step)
 
         def write() -> list[dict]:
-            sums = write_files(aside, _contents(parts, names))
-            places = {
-                names[part]: {name: own[name].to_json() for name in tensors if name in own}
-                for part, tensors in parts.items()
-                if (own := rows.get(part))
-            }
-            return [sums, places]
+            return [write_files(aside, _contents(files)), places]
 
         def finish() -> None:
             if first:
@@ -372,10 +361,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         state = _state((path / STATE).read_bytes())
         shards = state.pop("shards", {})  # holds for these files, not for later checkpoints
         there = {name.partition(".")[0] for name in names}
-        tensors: dict = {
-            part: read_part(path, part, names, shards) if part in there else None for part in PARTS
-        }
-        return Checkpoint(step=_step(path), state=state, **tensors)
+        parts = {p: read_part(path, p, names, shards) for p in PARTS if p in there}
+        return Checkpoint(_step(path), state, parts)
     except OSError as error:  # all files were read a moment ago
         raise _unreadable(path, error) from None
     except (*MALFORMED, SafetensorError) as error:
@@ -405,12 +392,10 @@ def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _contents(
-    parts: dict[str, dict[str, Tensor]], names: dict[str, str]
-) -> Iterator[tuple[str, bytes]]:
+def _contents(files: dict[str, dict[str, Tensor]]) -> Iterator[tuple[str, bytes]]:
     """(name, content) of each file of tensors, one at a time in memory."""
-    for part, tensors in parts.items():
-        yield names[part], to_bytes(tensors)
+    for name, tensors in files.items():
+        yield name, to_bytes(tensors)
 
 
 def _step(path: Path) -> int:

@@ -24,13 +24,9 @@ from utils.exchange import Exchange, Rows
 from utils.files import reason
 from utils.optim.table import OPTIMIZERS
 
-# Attributes of a Checkpoint, and its files; then those of which each rank may write its rows.
+# The files of a checkpoint with tensors; others in its folder are not its own.
 PARTS = ("model", "optimizer", "average", "mixup", "workers", "outer")
-DIVIDED_PARTS = ("model", "average", "optimizer", "workers")
-FILE = re.compile(
-    rf"state\.json|({'|'.join(PARTS)})\.safetensors"
-    rf"|({'|'.join(DIVIDED_PARTS)})\.rank-\d{{5}}-of-\d{{5}}\.safetensors"
-)
+FILE = re.compile(rf"state\.json|({'|'.join(PARTS)})(\.rank-\d{{5}}-of-\d{{5}})?\.safetensors")
 # Prefixes of the keys of optimizer state that belongs to a whole parameter, equal on all ranks.
 OF_THE_WHOLE = tuple(key for entry in OPTIMIZERS.values() for key in entry.whole_state)
 
@@ -69,9 +65,7 @@ def own_tensors(tensors: dict[str, Tensor], rows: dict[str, Rows], rank: int) ->
 
 
 def shard_name(part: str, rank: int, size: int) -> str:
-    """Name of the file with the rows of `rank`; "mixup" and "outer" are never sharded."""
-    if part not in DIVIDED_PARTS:
-        return f"{part}.safetensors"
+    """Name of the file with the rows of `rank`."""
     return f"{part}.rank-{rank + 1:05}-of-{size:05}.safetensors"
 
 

@@ -4,13 +4,13 @@ GraphedStep takes the steps (see graphed_step.py), with graphs that CudaRecorder
 capture.py). This file says which steps a graph can hold.
 """
 
+from utils.data.loader import Loader
 from utils.engines.capture import CudaRecorder
 from utils.engines.eager import Eager
 from utils.engines.engine import RunFacts
 from utils.engines.graphed_step import GraphedStep
 from utils.optim.table import OPTIMIZERS
 from utils.reporting.console import Console
-from utils.training.loader import TrainingLoader
 from utils.training.train_step import StepParts
 
 
@@ -44,8 +44,6 @@ class CudaGraphs(Eager):
             return "a model from elsewhere may decide something on the host"
         return None
 
-    def steps(
-        self, parts: StepParts, loader: TrainingLoader, console: Console, advice: str
-    ) -> GraphedStep:
+    def steps(self, parts: StepParts, loader: Loader, console: Console, advice: str) -> GraphedStep:
         recorder = CudaRecorder(parts.precision.device)
         return GraphedStep(parts, loader, console, recorder, self.asked)

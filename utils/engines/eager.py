@@ -3,11 +3,11 @@
 import functools
 from collections.abc import Callable
 
+from utils.data.loader import Loader
 from utils.distributed.strategies.base import Strategy
 from utils.engines.engine import RunFacts
 from utils.engines.launch_bound import LaunchBound, TimedSteps, mark_on
 from utils.reporting.console import Console
-from utils.training.loader import TrainingLoader
 from utils.training.train_step import StepParts, TrainStep
 
 
@@ -23,9 +23,7 @@ class Eager:
     def wrap(self, strategy: Strategy, console: Console) -> Callable:
         return strategy.called
 
-    def steps(
-        self, parts: StepParts, loader: TrainingLoader, console: Console, advice: str
-    ) -> TrainStep:
+    def steps(self, parts: StepParts, loader: Loader, console: Console, advice: str) -> TrainStep:
         """On a GPU some steps are timed: if they are launch-bound, a line says what helps."""
         device = parts.precision.device
         if device.type != "cuda":

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import torch
 
+from utils.data.loader import Loader
 from utils.distributed.strategies.base import Strategy
 from utils.reporting.console import Console
-from utils.training.loader import TrainingLoader
 from utils.training.steps import Steps
 from utils.training.train_step import StepParts
 
@@ -64,9 +64,7 @@ class Engine(Protocol):
         """What the objective calls: `strategy.called`, or what stands in its place. `console`: for
         messages."""
 
-    def steps(
-        self, parts: StepParts, loader: TrainingLoader, console: Console, advice: str
-    ) -> Steps:
+    def steps(self, parts: StepParts, loader: Loader, console: Console, advice: str) -> Steps:
         """Makes the object that takes the optimizer steps.
 
         Args:

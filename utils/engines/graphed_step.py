@@ -33,10 +33,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from utils.data.loader import Loader
 from utils.engines.capture import Recorder
 from utils.engines.launch_bound import LaunchBound
 from utils.reporting.console import Console
-from utils.training.loader import TrainingLoader
 from utils.training.train_step import StepParts, TrainStep
 
 WARM_UP = 3  # ordinary steps before a capture, to set up memory, kernels and optimizer state
@@ -72,7 +72,7 @@ class GraphedStep(TrainStep):
     def __init__(
         self,
         parts: StepParts,
-        loader: TrainingLoader,
+        loader: Loader,
         console: Console,
         recorder: Recorder,
         asked: bool = True,

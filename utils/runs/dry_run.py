@@ -122,7 +122,7 @@ def _batches(trainer: Trainer):
     """Batches of one epoch after another, without end."""
     epoch = 0
     while True:
-        yield from trainer.loader.epoch(epoch)
+        yield from trainer.steps.batches(trainer.loader, epoch)
         epoch += 1
 
 

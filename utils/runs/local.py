@@ -15,7 +15,6 @@ from utils.plural import counted
 from utils.runs.prepare import ReadyModel
 from utils.runs.run import Run
 from utils.training.guard import Guard
-from utils.training.local.in_turn import InTurn
 from utils.training.local.norm_statistics import NormStatistics
 from utils.training.local.steps import LocalSteps
 from utils.training.progress import Progress
@@ -28,8 +27,8 @@ def build_local_steps(
     loader: Loader,
     rule: SyncRule,
     make_parts: Callable[[Guard, Progress], StepParts],
-) -> tuple[LocalSteps, Loader | InTurn]:
-    """The steps of this process's workers, and the loader of their batches; prints a line.
+) -> LocalSteps:
+    """The steps of this process's workers; prints a line.
 
     Args:
         loader: of the training split, for the first worker of this process.
@@ -65,7 +64,7 @@ def build_local_steps(
         say=run.console.say,
     )
     run.console.say(_description(steps, run.exchange.size))
-    return steps, InTurn(loader, workers.own) if len(workers.own) > 1 else loader
+    return steps
 
 
 def rule_of(

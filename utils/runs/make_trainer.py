@@ -34,7 +34,6 @@ from utils.training.evaluation import Evaluation
 from utils.training.flops import peak_of
 from utils.training.guard import Guard
 from utils.training.hardware import Hardware
-from utils.training.loader import TrainingLoader
 from utils.training.log import TrainingLog
 from utils.training.progress import Progress
 from utils.training.steps import Steps
@@ -94,10 +93,9 @@ def build_trainer(
     schedule = schedule_of(run, lr, schedule_steps, loader.steps_per_epoch, checkpoint)
     make_parts = _parts_maker(run, ready, task, checkpoint, schedule, lr, engine)
     steps: Steps
-    train_loader: TrainingLoader = loader
     if settings.trains_locally:
         rule = rule_of(run, schedule, lr, total_steps, loader.steps_per_epoch)
-        steps, train_loader = build_local_steps(run, ready, loader, rule, make_parts)
+        steps = build_local_steps(run, ready, loader, rule, make_parts)
     else:
         parts = make_parts(Guard(ready.model, ready.strategy), run.progress)
         steps = engine.steps(parts, loader, run.console, launch_advice(settings))
@@ -115,7 +113,7 @@ def build_trainer(
     store = Checkpoints(run.folder.checkpoints, keep=settings.checkpoint_hist, warn=run.console.say)
     trainer = Trainer(
         steps=steps,
-        loader=train_loader,
+        loader=loader,
         plan=TrainingPlan(
             total_steps,
             eval_split="val" if task.val else "test",

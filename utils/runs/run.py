@@ -377,7 +377,7 @@ def which_weights(checkpoint, folder: Path) -> str:
     """What weights a checkpoint of the run in `folder` holds: "step 40, averaged weights, ..."."""
     from utils.checkpoints.checkpoint import Checkpoints
 
-    averaged = "" if checkpoint.average is None else ", averaged weights"
+    averaged = "" if "average" not in checkpoint.parts else ", averaged weights"
     text = f"step {checkpoint.step}{averaged}"
     store = Checkpoints(folder / "checkpoints")
     best = store.best_of_run()

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from utils.data.loader import Loader
 from utils.exchange import Exchange
-from utils.training.loader import TrainingLoader
 from utils.training.memory import succeeds
 
 # Fractions of the memory that are left free: a GPU's becomes fragmented in a long run, a CPU's is
@@ -41,7 +41,7 @@ class Found(NamedTuple):
 
 def largest_that_fits(
     model: nn.Module,
-    loader: TrainingLoader,
+    loader: Loader,
     *,
     passes: Callable[..., Iterator[None]],
     build_optimizer: Callable[[], torch.optim.Optimizer],
@@ -86,7 +86,7 @@ def largest_that_fits(
 
 def _search(
     model: nn.Module,
-    loader: TrainingLoader,
+    loader: Loader,
     passes: Callable,
     beside: list[Tensor],
     available: float,
@@ -169,9 +169,7 @@ class GPUProbe:
         beside: tensors that are allocated meanwhile.
     """
 
-    def __init__(
-        self, model, loader: TrainingLoader, passes: Callable, beside: list, available: float
-    ):
+    def __init__(self, model, loader: Loader, passes: Callable, beside: list, available: float):
         self.loader, self.passes, self.beside = loader, passes, beside
         self.device = device = next(model.parameters()).device
         self.reserve = GPU_RESERVE * available
@@ -206,9 +204,7 @@ class CPUProbe:
         beside: tensors that are allocated meanwhile.
     """
 
-    def __init__(
-        self, model, loader: TrainingLoader, passes: Callable, beside: list, available: float
-    ):
+    def __init__(self, model, loader: Loader, passes: Callable, beside: list, available: float):
         batch = loader.trial(SMALL)
         # What meta-mixup keeps for its clean samples does not shrink with the micro-batch.
         _, clean_targets = batch.clean or (None, ())

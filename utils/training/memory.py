@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import torch
 
+from utils.data.loader import Loader
 from utils.errors import UserError
 from utils.machine.cudnn import trial_plans
 from utils.machine.host_memory import peak_rss
-from utils.training.loader import TrainingLoader
 from utils.training.objective import first_samples
 from utils.training.steps import Steps
 
@@ -79,7 +79,7 @@ def within_memory(
     work: Callable,
     *,
     steps: Steps,
-    loader: TrainingLoader,
+    loader: Loader,
     advice: str | None,
     save: Callable[[], str],
 ):
@@ -117,7 +117,7 @@ def within_memory(
     raise UserError(f"out of memory: {fits}.{saved} ({reason})")
 
 
-def _batch_that_fits(objective, optimizer, loader: TrainingLoader) -> str:
+def _batch_that_fits(objective, optimizer, loader: Loader) -> str:
     """Tries smaller batches; returns what the user can do."""
     try:
         batch = loader.made(next(iter(loader.epoch(0, 0))))
@@ -140,7 +140,7 @@ def _batch_that_fits(objective, optimizer, loader: TrainingLoader) -> str:
     return f"{_flag(loader)} does not fit, {_instead(loader, fits)}"
 
 
-def _instead(loader: TrainingLoader, most: int) -> str:
+def _instead(loader: Loader, most: int) -> str:
     """Flags that keep the optimizer step with micro-batches of at most `most` samples, or
     tokens."""
     name = loader.batch_flag
@@ -157,6 +157,6 @@ def _instead(loader: TrainingLoader, most: int) -> str:
     )
 
 
-def _flag(loader: TrainingLoader) -> str:
+def _flag(loader: Loader) -> str:
     """The flag that sets the size of its micro-batches, with its value."""
     return f"{loader.batch_flag} {loader.micro_batch}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 
 from utils.checkpoints.checkpoint import Checkpoint
 from utils.data.batch import Batch
+from utils.data.loader import Loader
 from utils.distributed.strategies.base import Strategy
 from utils.exchange import Exchange
 from utils.training.mixing_learner import MixingLearner
@@ -50,6 +51,11 @@ class Steps(ABC):
     left_out_by = ""
 
     # ---- a step ---------------------------------------------------------------------------------
+
+    def batches(self, loader: Loader, epoch: int, start_step: int = 0) -> Generator[Batch]:
+        """This process's micro-batches of an epoch, from optimizer step `start_step` of it on, in
+        the order in which it trains them."""
+        return loader.epoch(epoch, start_step)
 
     @abstractmethod
     def start(self) -> None:

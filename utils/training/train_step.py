@@ -7,13 +7,16 @@ before.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from utils.checkpoints.checkpoint import Checkpoint
+from utils.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
+from utils.checkpoints.parts import Part, load, take
+from utils.checkpoints.random_state import random_states, restore_random_states
 from utils.data.batch import Batch
 from utils.distributed.strategies.base import Strategy
 from utils.training.average import Average
@@ -21,7 +24,6 @@ from utils.training.guard import Guard
 from utils.training.mixing_learner import MixingLearner
 from utils.training.objective import SUMS, Precision, stacked
 from utils.training.progress import LeftOut, Progress
-from utils.training.snapshot import restore, snapshot
 from utils.training.steps import Steps
 
 
@@ -160,21 +162,78 @@ class TrainStep(Steps):
         return self.scaler.get_scale() if self.scaler.is_enabled() else None
 
     def snapshot(self) -> Checkpoint:
-        return snapshot(self)
+        step, parameters = self.progress.step, self.strategy.parameters
+        return take(self._saved_parts(), step, parameters, self.exchange)
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        restore(self, checkpoint)
+    def restore(self, checkpoint: Checkpoint, worker: int | None = None) -> None:
+        """`worker`: whose random state is restored; None: this rank's."""
+        load(self._saved_parts(worker), checkpoint)
 
-    def load_sums(self) -> None:
-        """Restores the sums from `progress`, which was read from a checkpoint."""
+    def _saved_parts(self, worker: int | None = None) -> list[Part]:
+        """All that a step changes, in the order in which it is restored."""
+        strategy, optimizer, schedule = self.strategy, self.optimizer, self.schedule
+        scaler, average, meta, exchange = self.scaler, self.average, self.meta, self.exchange
+        names = {parameter: name for name, parameter in strategy.parameters.items()}
+        member = exchange.rank if worker is None else worker
+        parts = [
+            Part("progress", self._load_progress, values=lambda: asdict(self.progress)),
+            Part(
+                "model",
+                lambda saved: strategy.load(saved.model),
+                tensors=strategy.tensors,
+                divided=True,
+            ),
+            Part(
+                "optimizer",
+                lambda saved: restore_optimizer(
+                    optimizer, names, saved.parts["optimizer"], saved.state["optimizer"], exchange
+                ),
+                tensors=lambda: optimizer_tensors(optimizer, names)[0],
+                values=lambda: optimizer_tensors(optimizer, names)[1],
+                divided=True,
+            ),
+            Part(
+                "schedule",
+                lambda saved: schedule.load_state_dict(saved.state.get("schedule", {})),
+                values=schedule.state_dict,
+            ),
+            Part("scaler", self._load_scaler, values=scaler.state_dict),
+            Part(
+                "random",
+                lambda saved: restore_random_states(saved.state["random"], member, saved.step),
+                values=lambda: exchange.gather_json(random_states()),
+            ),
+        ]
+        if average is not None:  # one that was not saved starts from the weights
+            parts.append(
+                Part(
+                    "average",
+                    lambda saved: average.load_state_dict(saved.weights),
+                    tensors=average.state_dict,
+                    divided=True,
+                )
+            )
+        if meta is not None and meta.state_dict():  # of the form "sample" it has no state
+            parts.append(
+                Part(
+                    "mixup",
+                    lambda saved: meta.load_state_dict(saved.parts.get("mixup", {})),
+                    tensors=meta.state_dict,
+                )
+            )
+        return parts
+
+    def _load_scaler(self, saved: Checkpoint) -> None:
+        if self.scaler.is_enabled() and saved.state["scaler"]:
+            self.scaler.load_state_dict(saved.state["scaler"])
+
+    def _load_progress(self, saved: Checkpoint) -> None:
+        """With the sums since the last log line; one that is not among them begins."""
+        self.progress.load(saved.state["progress"])
         if self.exchange.rank == 0:  # they are totals over all ranks, so one rank restores them
-            self.load_window(self.progress.window_sums)
+            sums = [self.progress.window_sums.get(name, 0.0) for name in self.sum_names]
+            self.window.copy_(torch.tensor(sums, dtype=torch.float64))
         self.guard.left_out.copy_(torch.tensor(self.progress.left_out))
-
-    def load_window(self, sums: Mapping[str, float]) -> None:
-        """Goes on with these sums since the last log line; one that is not among them begins."""
-        values = [sums.get(name, 0.0) for name in self.sum_names]
-        self.window.copy_(torch.tensor(values, dtype=torch.float64))
 
     def evaluated_weights(self) -> contextlib.AbstractContextManager:
         """The model holds the average's weights, if there is one."""

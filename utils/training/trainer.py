@@ -13,6 +13,7 @@ import torch
 from utils.checkpoints.checkpoint import Checkpoint
 from utils.checkpoints.saver import Saver
 from utils.data.batch import Batch
+from utils.data.loader import Loader
 from utils.errors import UserError
 from utils.launch.signals import AgreedSignal, StoppedBySignal
 from utils.machine.cudnn import search_plans
@@ -21,7 +22,6 @@ from utils.plural import counted
 from utils.training.evaluation import Evaluation
 from utils.training.freeze import Freeze
 from utils.training.guard import OnNonFinite
-from utils.training.loader import TrainingLoader
 from utils.training.log import TrainingLog, figures
 from utils.training.memory import peak_memory, within_memory
 from utils.training.mixing_control import MixingControl
@@ -80,7 +80,7 @@ class Trainer:
         self,
         *,
         steps: Steps,
-        loader: TrainingLoader,
+        loader: Loader,
         plan: TrainingPlan,
         evaluate: Callable[[], Evaluation | None],
         log: TrainingLog,
@@ -217,7 +217,7 @@ class Trainer:
         clock.begin_epoch()
         times.mark("other")
         self.enter("loading")
-        for batch in self.loader.epoch(epoch, start_step):
+        for batch in self.steps.batches(self.loader, epoch, start_step):
             times.mark("data")
             self.enter("computing")
             self.forward_backward(batch)

@@ -356,7 +356,7 @@ def _from_folder(path: Path, say: Callable, use: str | None = None) -> Pretraine
         raise UserError(
             f"--pretrained {path} has no checkpoint: give the folder of a run that has one"
         )
-    averaged = "" if checkpoint.average is None else ", averaged"
+    averaged = "" if "average" not in checkpoint.parts else ", averaged"
     source = f"{path}, step {checkpoint.step}{averaged}"
     data = checkpoint.run_info.get("data")
     try:

@@ -94,11 +94,12 @@ def test_another_rule_and_other_workers_on_resume(tmp_path):
             then = restored(folder, checkpoint, outer | {"workers": workers})
             state = then.steps.averaging.state_dict()
             for name in then.steps.strategy.parameters:
-                if checkpoint.outer is None:
+                if "outer" not in checkpoint.parts:
                     assert torch.equal(state[f"before/{name}"], checkpoint.model[name])
                     assert not state[f"momentum/{name}"].any()
                 else:
-                    assert torch.equal(state[f"before/{name}"], checkpoint.outer[f"before/{name}"])
+                    before = checkpoint.parts["outer"][f"before/{name}"]
+                    assert torch.equal(state[f"before/{name}"], before)
         then.fit()
         without = restored(folder, checkpoint, {"workers": 3})
         assert without.steps.averaging.state_dict() is None
@@ -122,7 +123,7 @@ def test_state_by_element_is_averaged(tmp_path, optimizer, averaged, own):
         tmp_path, {"averages_state": True, "workers": 2}, optimizer=optimizer, lr=0.01,
         model=network(),
     )  # fmt: skip
-    rows = trainer.saver.store.load().workers
+    rows = trainer.saver.store.load().parts["workers"]
     kinds: dict[str, list[bool]] = {}
     for name, tensor in rows.items():
         if name.startswith(OPTIMIZER) and tensor.is_floating_point() and tensor[0].ndim:
@@ -139,8 +140,8 @@ def test_averaged_state_is_the_mean_and_counted(tmp_path):
         tmp_path / "mean", {"workers": 2, "base": 100, "averages_state": True}, optimizer="adamw",
         lr=0.01,
     )  # fmt: skip
-    of_workers = apart.saver.store.load().workers
-    for name, rows in mean.saver.store.load().workers.items():
+    of_workers = apart.saver.store.load().parts["workers"]
+    for name, rows in mean.saver.store.load().parts["workers"].items():
         if name.endswith(("exp_avg", "exp_avg_sq")):
             expected = of_workers[name].mean(0).expand_as(rows)
             torch.testing.assert_close(rows, expected, rtol=0, atol=1e-15)

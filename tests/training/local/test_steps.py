@@ -56,7 +56,7 @@ def test_one_worker_is_plain_training(tmp_path, options):
     plain, local = checkpoints
     local = as_one_model(local)
     for part in ("model", "average", "optimizer"):
-        ours, theirs = getattr(local, part), getattr(plain, part)
+        ours, theirs = local.parts.get(part), plain.parts.get(part)
         assert (ours or {}).keys() == (theirs or {}).keys()
         for key, tensor in (theirs or {}).items():
             assert torch.equal(tensor, ours[key]), key
@@ -252,7 +252,7 @@ def test_the_statistics_are_those_of_the_mean_over_training_batches(tmp_path):
                                 strict=True):  # fmt: skip
         expected = sum(of_batches) / len(of_batches)
         torch.testing.assert_close(getattr(mean[1], name).double(), expected, rtol=1e-5, atol=1e-6)
-    workers = [row(saved(trainer).workers, MODEL, number) for number in (0, 1)]
+    workers = [row(saved(trainer).parts["workers"], MODEL, number) for number in (0, 1)]
     assert not torch.equal(workers[0]["1.running_mean"], workers[1]["1.running_mean"])
     assert step.model[1].momentum == 0.1 and step.model.training
 
@@ -268,8 +268,8 @@ def test_an_evaluation_inside_a_round_leaves_the_workers(tmp_path):
         )  # fmt: skip
         trainer.fit()
         ends.append(saved(trainer))
-    for name, tensor in ends[0].workers.items():
-        assert torch.equal(tensor, ends[1].workers[name]), name
+    for name, tensor in ends[0].parts["workers"].items():
+        assert torch.equal(tensor, ends[1].parts["workers"][name]), name
 
 
 def test_another_number_of_workers_starts_from_the_mean(tmp_path):
@@ -285,7 +285,7 @@ def test_another_number_of_workers_starts_from_the_mean(tmp_path):
         for name in other.steps.strategy.parameters:
             assert torch.equal(worker.tensors[name], checkpoint.model[name])
     states = [worker.step.optimizer.state_dict()["state"][0] for worker in other.steps.own]
-    rows = checkpoint.workers["optimizer/0.weight/exp_avg"]
+    rows = checkpoint.parts["workers"]["optimizer/0.weight/exp_avg"]
     for state in states:
         torch.testing.assert_close(state["exp_avg"], rows.mean(0))
     other.fit()
@@ -333,6 +333,6 @@ def test_statistics_without_a_batch_are_those_of_the_workers(tmp_path):
     local = {"workers": 4, "bn_batches": 1}
     trainer = make_trainer(tmp_path, local=local, **options)
     trainer.fit()
-    mean, workers = saved(trainer).model, saved(trainer).workers
+    mean, workers = saved(trainer).model, saved(trainer).parts["workers"]
     for name in ("1.running_mean", "1.running_var"):
         torch.testing.assert_close(mean[name], workers[MODEL + name].mean(0))

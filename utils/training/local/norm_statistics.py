@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from utils.data.loader import Loader
 from utils.exchange import Exchange
 from utils.local.workers import Workers
 from utils.machine.cudnn import search_plans
-from utils.training.loader import TrainingLoader
 
 
 class NormStatistics:
@@ -34,7 +34,7 @@ class NormStatistics:
         self,
         model: nn.Module,
         logits: Callable,
-        loaders: Sequence[TrainingLoader],
+        loaders: Sequence[Loader],
         batches: int,
         workers: Workers,
         exchange: Exchange,
@@ -74,7 +74,7 @@ class NormStatistics:
         for values, mean in zip(running, means.split(list(map(len, running))), strict=True):
             values.copy_(mean)
 
-    def _sums(self, norms: list[nn.Module], loader: TrainingLoader, step: int) -> Tensor:
+    def _sums(self, norms: list[nn.Module], loader: Loader, step: int) -> Tensor:
         """The sums over micro-batches of one worker, and at the end how many they were."""
         number, running = loader.rank, _running(norms)
         whole, rest = divmod(self.batches, self.workers.size)

@@ -11,25 +11,28 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 
 from utils.checkpoints.checkpoint import Checkpoint
 from utils.checkpoints.random_state import random_states, restore_random_states
+from utils.checkpoints.worker_rows import of_worker, of_workers
 from utils.data.batch import Batch
+from utils.data.loader import Loader
 from utils.distributed.strategies.base import Strategy
 from utils.exchange import Exchange
 from utils.local.outer import OuterOptimizer
 from utils.local.rules import SyncRule, simulate
 from utils.local.workers import Workers
+from utils.plural import counted
 from utils.training.guard import Guard
 from utils.training.local.averaging import Averaging
+from utils.training.local.in_turn import in_turn
 from utils.training.local.norm_statistics import NormStatistics
 from utils.training.local.rounds import Rounds, amount_text, averagings_text, lengths_text
-from utils.training.local.state import restore, snapshot
 from utils.training.local.worker_mean import WorkerMean
 from utils.training.progress import LeftOut, Progress
 from utils.training.steps import Steps
@@ -164,6 +167,10 @@ class LocalSteps(Steps):
         return made
 
     # ---- a step ---------------------------------------------------------------------------------
+
+    def batches(self, loader: Loader, epoch: int, start_step: int = 0) -> Generator[Batch]:
+        """`loader`: cuts steps into as many parts as there are workers, of all processes."""
+        return in_turn(loader, self.workers.own, epoch, start_step)
 
     def start(self) -> None:
         for worker in self.own:
@@ -376,12 +383,60 @@ class LocalSteps(Steps):
     # ---- checkpoints ----------------------------------------------------------------------------
 
     def snapshot(self) -> Checkpoint:
-        return snapshot(self)
+        """Also inside a round. Rank 0 adds the mean to what each process has of its workers."""
+        mean = self.mean()
+        saved = of_workers([self._snapshot(w) for w in self.own], self.workers, self.exchange)
+        saved.state |= {"progress": asdict(self.progress), "local": asdict(self.rounds)}
+        if self.exchange.rank == 0:
+            with self.holding(mean.model):
+                saved.parts["model"] = self.strategy.tensors()
+            outer = self.averaging.state_dict()
+            if outer is not None:
+                saved.parts["outer"] = outer
+            if mean.average is not None:
+                with self.holding(mean.average):
+                    saved.parts["average"] = self.strategy.tensors()
+        return saved
+
+    def _snapshot(self, worker: Worker) -> Checkpoint:
+        """See `of_workers`."""
+        step = worker.step
+        with self.holding(worker.tensors):
+            saved = step.snapshot()
+        if step.average is not None:
+            saved.parts["average"] = step.average.mean
+        saved.state |= {
+            "window": dict(zip(step.sum_names, step.window.tolist(), strict=True)),
+            "left_out": step.guard.left_out.tolist(),
+            "distance": worker.distance.item(),
+        }
+        if worker is not self.active:
+            saved.state["random"] = [worker.random]
+        return saved
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        restore(self, checkpoint)
-
-    def restore_rounds(self, rounds: dict, left_out: list[LeftOut]) -> None:
-        """Goes on at this place in a round, with steps left out by each worker so far."""
-        self.rounds, self._mean = Rounds(**rounds), None
-        self._left_out = [each.steps for each in left_out]
+        """From a checkpoint of another strategy, or of another number of workers, all workers start
+        equal, from its model."""
+        state, size, step = checkpoint.state, self.workers.size, checkpoint.step
+        saved, rounds = state.get("workers", []), state.get("local", {})
+        same = len(saved) == size
+        self.progress.load(state["progress"])
+        self.averaging.load_state_dict(checkpoint.parts.get("outer"), checkpoint.model)
+        for worker in reversed(self.own):
+            self.turn_to(worker)
+            torch.manual_seed(self.seed + worker.number)  # for a worker without random states
+            own = of_worker(checkpoint, worker.number, size)
+            worker.step.restore(own, worker.number)
+            worker.distance.fill_(saved[worker.number]["distance"] if same else 0)
+        self._mean = None
+        if rounds:  # older checkpoints lack `sent`: it was 1 for each averaging
+            rounds = {"sent": float(rounds["averagings"])} | rounds
+        if same:
+            self.rounds, self._left_out = Rounds(**rounds), [each["left_out"][0] for each in saved]
+        else:
+            kept = {k: v for k, v in rounds.items() if k in ("averagings", "sent", "first_step")}
+            self.rounds = Rounds(**{"first_step": step} | kept)
+            self._left_out = [self.progress.left_out.steps] + [0] * (size - 1)
+            source = f"the mean of {counted(len(saved), 'worker')}" if saved else "one model"
+            starts = "starts" if size == 1 else "start"
+            self.say(f"step {step} is of {source}: {counted(size, 'worker')} {starts} from it")
