@@ -155,8 +155,8 @@ class Checkpoints:
         for part, tensors in checkpoint.parts.items():
             if part in rows:
                 file = shard_name(part, exchange.rank, exchange.size)
-                files[file] = tensors
-                places[file] = {t: own.to_json() for t, own in rows[part].items() if t in tensors}
+                own, files[file] = rows[part], tensors
+                places[file] = {name: own[name].to_json() for name in tensors if name in own}
             elif first:
                 files[f"{part}.safetensors"] = tensors
         aside = self._aside(step)
