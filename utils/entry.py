@@ -30,7 +30,6 @@ from utils.machine.packages import not_installed
 from utils.runs.run import Run
 from utils.settings.config import fields, parse
 from utils.settings.owners import with_owners
-from utils.settings.transfer import is_published
 
 # PyTorch is imported inside the functions that need it: --help and wrong flags answer at once.
 
@@ -142,15 +141,25 @@ def run_model(
             return run_check(settings, origin, signals)
         name = model_name(settings)
         with Run(settings, origin, signals, name, settings.dataset) as run:
+            from utils.runs.resume import load_checkpoint
             from utils.tasks.kinds import kind_of
 
             kind = kind_of(settings)(settings, build_model, name)
             kind.set_environment()
             check_model(settings)
-            checkpoint = run.load_checkpoint()
-            card = kind.card(checkpoint) if checkpoint else None
-            do = _train_or_evaluate if settings.action.needs_data else _predict_or_export
-            do(run, kind, checkpoint, card)
+            checkpoint = load_checkpoint(run)
+            if settings.action.trains:
+                from utils.runs.train import train
+
+                train(run, kind, checkpoint)
+            elif settings.action.needs_data:
+                from utils.inference.evaluate import evaluate_only
+
+                evaluate_only(run, kind, checkpoint)
+            else:
+                from utils.inference.use_model import use_model
+
+                use_model(run, kind, checkpoint)
         return None
 
     return run_entry(config_class, act, description, argv)
@@ -166,35 +175,6 @@ def print_lines(lines: Callable[[], list[str]]) -> int:
     except BrokenPipeError:  # the reader, such as `head`, wants no more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
     return 0
-
-
-def _predict_or_export(run: Run, kind, checkpoint, card) -> None:
-    from utils.inference.use_model import use_model
-
-    use_model(run, kind.build_model(card).to(run.device), checkpoint, card)
-
-
-def _train_or_evaluate(run: Run, kind, checkpoint, card) -> None:
-    """What needs the data set: training, --dry_run and --eval_only."""
-    from utils.inference.evaluate import evaluate_only
-    from utils.runs.prepare import prepare_model
-    from utils.runs.train_classifier import train_classifier
-    from utils.weights.pretrained import load_pretrained
-
-    source, say, pretrained = run.settings.pretrained, run.console.say, None
-    if source and checkpoint is None:
-        use = None if run.settings.action.trains else run.settings.use  # in training: of this run
-        published = is_published(source)
-        pretrained = kind.load_published(say) if published else load_pretrained(source, say, use)
-        kind.check_pretrained(pretrained)
-        say(f"weights from {pretrained.source_text}")
-    task = kind.load_task(run, card, pretrained)
-    run.check_data(None if run.settings.eval_data else checkpoint, task.data.fingerprint)
-    ready = prepare_model(run, kind.build_model(task.card), task, pretrained)
-    if run.settings.action.trains:
-        train_classifier(run, ready, task, checkpoint)
-    else:
-        evaluate_only(run, ready, task, checkpoint)
 
 
 def end_process(code: int) -> NoReturn:

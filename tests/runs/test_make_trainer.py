@@ -49,7 +49,8 @@ def facts(
         train=SimpleNamespace(accumulation=accumulation),
         card=TextCard(("a", "b"), "{}", clean=False, max_len=1) if texts else None,
     )
-    return vars(run_facts(run, SimpleNamespace(model=model or Dropout(0.1), freeze=freeze), task))
+    ready = SimpleNamespace(task=task, model=model or Dropout(0.1), freeze=freeze)
+    return vars(run_facts(run, ready))
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.reporting.run_folder import LOCK_OUTLIVES
 from utils.runs.records import open_metrics
-from utils.runs.run import Run, which_weights
-from utils.runs.train_classifier import _measure_best
+from utils.runs.report import Report
+from utils.runs.resume import load_checkpoint, which_weights
+from utils.runs.run import Run
 from utils.training.evaluation import Evaluation
 
 
@@ -91,7 +92,7 @@ def run_of(folder: Path, strategy="ddp", processes=1, **entries) -> Run:
 def test_a_note_names_what_is_not_as_it_was(tmp_path, before, now, named):
     saved(tmp_path, 3, run_info=run_of(tmp_path, *before).numerical_environment())
     run = run_of(tmp_path, *now)
-    assert run.load_checkpoint().step == 3
+    assert load_checkpoint(run).step == 3
     assert run.said == [
         f"note: {change}: the result will not be the same to the bit" for change in named
     ]
@@ -102,7 +103,7 @@ def test_a_checkpoint_from_before_the_strategy_was_noted_gives_no_note(tmp_path)
     del facts["strategy"]
     saved(tmp_path, 3, run_info=facts)
     run = run_of(tmp_path, "fsdp", 2)
-    run.load_checkpoint()
+    load_checkpoint(run)
     assert run.said == []
 
 
@@ -164,7 +165,7 @@ def test_the_weights_that_are_used_are_named(tmp_path, old):
 def test_the_best_weights_are_the_model_unless_use_says_otherwise(tmp_path, old, use, step):
     run = run_of(tmp_path)
     run.settings.use, run.settings.action = use, SimpleNamespace(trains=False, name="predict")
-    assert run.load_checkpoint().step == step
+    assert load_checkpoint(run).step == step
 
 
 def test_without_a_validation_split_the_last_weights_are_the_model(tmp_path):
@@ -172,10 +173,10 @@ def test_without_a_validation_split_the_last_weights_are_the_model(tmp_path):
         saved(tmp_path, step, best=None)
     run = run_of(tmp_path)
     run.settings.use, run.settings.action = None, SimpleNamespace(trains=False, name="predict")
-    assert run.load_checkpoint().step == 2
+    assert load_checkpoint(run).step == 2
     run.settings.use = "best"
     with pytest.raises(UserError, match=r"--use best: no checkpoint of .* is the best"):
-        run.load_checkpoint()
+        load_checkpoint(run)
 
 
 @pytest.mark.parametrize("kept", [1, 3])
@@ -201,7 +202,7 @@ def test_a_best_one_that_is_gone_is_told_and_counted_anew(tmp_path, processes):
     saved(tmp_path, 2, best=1)
     shutil.rmtree(gone)
     run = run_of(tmp_path, processes=processes)
-    figures = run.load_checkpoint().state["progress"]
+    figures = load_checkpoint(run).state["progress"]
     assert figures == dict.fromkeys(BEST)
     assert run.said == [
         f"note: the best checkpoint, {gone}, is gone: the best one is counted anew from here on"
@@ -214,7 +215,7 @@ def test_the_best_one_before_takes_the_place_of_one_that_is_gone(tmp_path):
     saved(tmp_path, 3, best=2, best_epoch=1.0, best_val_accuracy=70.0)
     shutil.rmtree(gone)
     run = run_of(tmp_path)
-    figures = run.load_checkpoint().state["progress"]
+    figures = load_checkpoint(run).state["progress"]
     assert figures == dict(zip(BEST, (1, 0.5, 60.0, None), strict=True))
     assert run.said == [f"note: the best checkpoint, {gone}, is gone: {before} is the best one now"]
 
@@ -222,22 +223,23 @@ def test_the_best_one_before_takes_the_place_of_one_that_is_gone(tmp_path):
 def test_a_best_one_that_is_there_gives_no_note(tmp_path, old):
     """Under its other name."""
     run = run_of(tmp_path)
-    assert run.load_checkpoint().state["progress"]["best_step"] == 1 and run.said == []
+    assert load_checkpoint(run).state["progress"]["best_step"] == 1 and run.said == []
 
 
 def measured(run, folder: Path) -> tuple[dict, list]:
     """What `_measure_best` returns after step 2, and the weights that it has measured."""
     loaded = []
-    trainer = SimpleNamespace(
+    report = Report.__new__(Report)
+    report.run, report.settings, report.say = run, run.settings, run.said.append
+    report.trainer = SimpleNamespace(
         progress=SimpleNamespace(step=2, best_step=1, best_epoch=0.5, best_val_accuracy=70.0),
         saver=SimpleNamespace(store=Checkpoints(folder / "checkpoints")),
         loader=SimpleNamespace(steps_per_epoch=2),
         log=SimpleNamespace(metrics=SimpleNamespace(write=lambda **_: None)),
         steps=SimpleNamespace(strategy=SimpleNamespace(load=loaded.append)),
     )
-    figures = _measure_best(
-        run, trainer, Evaluation(1.0, 50.0, 10), lambda: Evaluation(0.5, 60.0, 10)
-    )
+    report._measure_test_set = lambda: Evaluation(0.5, 60.0, 10)
+    figures = report._measure_best(Evaluation(1.0, 50.0, 10))
     return figures, loaded
 
 
@@ -263,5 +265,5 @@ def test_a_rank_that_cannot_read_the_best_one_tells_the_others(tmp_path, old, mo
 
     told = []
     run = run_of(tmp_path, exchange=SimpleNamespace(gather_json=lambda v: [told.append(v), v]))
-    monkeypatch.setattr("utils.runs.train_classifier.read_checkpoint", read_checkpoint)
+    monkeypatch.setattr("utils.runs.report.read_checkpoint", read_checkpoint)
     assert measured(run, tmp_path) == (None, []) and told == ["not readable"]

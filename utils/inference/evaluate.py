@@ -7,18 +7,20 @@ from pathlib import Path
 from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
 from utils.plural import counted
 from utils.reporting.run_folder import REPORT, default_path
-from utils.runs.prepare import ReadyModel
-from utils.runs.run import Run, which_weights
+from utils.runs.prepare import measure_split, prepare
+from utils.runs.report import flip_text
+from utils.runs.resume import which_weights
+from utils.runs.run import Run
 from utils.runs.summary import report_classes
-from utils.runs.train_classifier import flip_text, measure_split
-from utils.tasks.task import Task
+from utils.tasks.kinds import Kind
 
 
-def evaluate_only(run: Run, ready: ReadyModel, task: Task, checkpoint: Checkpoint | None) -> None:
+def evaluate_only(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> None:
     """Evaluates `checkpoint`; None: the model as it is, with the weights of --pretrained. In the
     run's folder only the report (--report) is written."""
     folder, report, flip = run.resumed_folder(), run.settings.report, run.settings.flip_test
-    what = "--pretrained"
+    ready, what = prepare(run, kind, checkpoint), "--pretrained"
+    task = ready.task
     if checkpoint is not None:
         ready.strategy.load(checkpoint.weights)
         what = which_weights(checkpoint, folder)

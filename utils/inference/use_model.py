@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from utils.checkpoints.checkpoint import Checkpoint
 from utils.data.images.csv_lists import listed_pictures
 from utils.data.images.split_names import ENDINGS
 from utils.data.texts.encodings import BY_ROW
@@ -26,18 +25,21 @@ from utils.inference.predict_texts import predict_texts
 from utils.launch.signals import StoppedBySignal
 from utils.reporting.run_folder import TOKENIZER
 from utils.runs.prepare import kept_modules
-from utils.runs.run import Run, which_weights
+from utils.runs.resume import which_weights
+from utils.runs.run import Run
+from utils.tasks.kinds import Kind
 from utils.training.keep_fp32 import keep_in_float32
 from utils.weights.card import ModelCard, TextCard
 
 
-def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCard) -> None:
+def use_model(run: Run, kind: Kind, checkpoint) -> None:
     """Carries out --predict or --export with the weights of `checkpoint`."""
-    settings, say = run.settings, run.console.say
-    folder = run.resumed_folder()
+    settings, say, folder = run.settings, run.console.say, run.resumed_folder()
     output = Path(settings.predictions or folder / "predictions.csv")
     if settings.predict:
         check_output(settings.predict, output, settings.task == "pictures")
+    card = kind.card(checkpoint)
+    model = kind.build_model(card).to(run.device)
     model.load_state_dict(checkpoint.weights)
     weights = which_weights(checkpoint, folder)
     say(f"{run.model_name} of {folder}, {weights}")

@@ -3,18 +3,18 @@
 import math
 
 from utils.plural import counted
-from utils.runs.prepare import ReadyModel
+from utils.runs.prepare import Ready
 from utils.runs.run import Run
-from utils.tasks.task import Task
 from utils.training.evaluation import evaluate
 from utils.training.mixing_control import MixingControl
 
 
 def build_mixing_control(
-    run: Run, ready: ReadyModel, task: Task, total_steps: int, is_new: bool
+    run: Run, ready: Ready, total_steps: int, is_new: bool
 ) -> MixingControl | None:
     """With --mixup auto, builds what adjusts the strength of mixing, and says what is held out of a
     new run. The weights themselves are measured, not their moving average."""
+    task = ready.task
     auto, loader = task.auto, task.train
     if auto is None:
         return None

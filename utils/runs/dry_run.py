@@ -12,6 +12,7 @@ from utils.reporting.console import duration
 from utils.reporting.run_folder import RUNS
 from utils.runs.batch_sheet import write_sheet
 from utils.runs.run import Run
+from utils.tasks.task import Task
 from utils.training.memory import peak_memory
 from utils.training.times import wait_for
 from utils.training.trainer import Trainer
@@ -32,14 +33,11 @@ class StepTimes(NamedTuple):
     warm_up_steps: int  # before the timed ones, which are faster
 
 
-def rehearse(run: Run, trainer: Trainer, evaluated_samples: int, card) -> None:
-    """Trains up to TIMED_STEPS steps after WARM_STEPS, and prints what the run would take.
-
-    Args:
-        evaluated_samples: in one evaluation.
-        card: of the model; for pictures, some are drawn on a sheet.
-    """
+def rehearse(run: Run, trainer: Trainer, task: Task) -> None:
+    """Trains up to TIMED_STEPS steps after WARM_STEPS, and prints what the run would take; of
+    pictures, some are drawn on a sheet."""
     say, settings, loader = run.console.say, run.settings, trainer.loader
+    evaluated_samples, card = (task.val or task.test).samples, task.card
     steps_left = trainer.plan.total_steps - trainer.progress.step
     times: StepTimes = trainer.within_memory(lambda: time_steps(trainer), save=False)
     step_seconds = times.seconds / times.steps

@@ -12,7 +12,7 @@ from utils.optim.entry import LINEAR
 from utils.optim.schedules import RISE, Schedule
 from utils.optim.table import OPTIMIZERS
 from utils.plural import counted
-from utils.runs.prepare import ReadyModel
+from utils.runs.prepare import Ready
 from utils.runs.run import Run
 from utils.training.guard import Guard
 from utils.training.local.norm_statistics import NormStatistics
@@ -23,7 +23,7 @@ from utils.training.train_step import StepParts
 
 def build_local_steps(
     run: Run,
-    ready: ReadyModel,
+    ready: Ready,
     loader: Loader,
     rule: SyncRule,
     make_parts: Callable[[Guard, Progress], StepParts],

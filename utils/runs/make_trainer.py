@@ -1,6 +1,5 @@
-"""Builds the trainer from the settings, and opens the run's records."""
+"""Makes the plan and the trainer from the settings, and opens the run's records."""
 
-import json
 from collections.abc import Callable
 
 from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
@@ -24,13 +23,12 @@ from utils.runs.optimization import (
     note_rates_of_recipe,
     schedule_of,
 )
-from utils.runs.prepare import ReadyModel
+from utils.runs.prepare import Ready, measure_split
 from utils.runs.records import open_metrics
 from utils.runs.run import Run
 from utils.settings.run import save_interval
 from utils.tasks.task import Task
 from utils.training.average import Average
-from utils.training.evaluation import Evaluation
 from utils.training.flops import peak_of
 from utils.training.guard import Guard
 from utils.training.hardware import Hardware
@@ -43,21 +41,9 @@ from utils.training.trainer import Trainer, TrainingPlan
 from utils.weights.card import TextCard
 
 
-def build_trainer(
-    run: Run,
-    ready: ReadyModel,
-    task: Task,
-    checkpoint: Checkpoint | None,
-    evaluate: Callable[[], Evaluation | None],
-) -> Trainer | None:
-    """A Trainer as the settings ask for, restored from `checkpoint`. None, after a line on the
-    console, if the run is finished already.
-
-    Args:
-        ready: the prepared model.
-        evaluate: measures the validation split, or the test set if there is no such split.
-    """
-    settings, loader = run.settings, task.train
+def make_plan(run: Run, task: Task, checkpoint: Checkpoint | None) -> TrainingPlan:
+    """How long the run trains, and what it does when; prints a note on what is never reached."""
+    settings, steps_per_epoch = run.settings, task.train.steps_per_epoch
     if task.val is None and (flags := _needs_validation(settings)):
         val_is_test = getattr(task.data, "val_is_test", False)
         other = ", or --val_is_validation, which uses val/ as that split" if val_is_test else ""
@@ -67,16 +53,34 @@ def build_trainer(
         )
     if checkpoint is None:
         note_rates_of_recipe(run)
-    total_steps, limit = settings.epochs * loader.steps_per_epoch, "--epochs"
+    total_steps, limit = settings.epochs * steps_per_epoch, "--epochs"
     if settings.max_steps is not None and settings.max_steps < total_steps:
         total_steps, limit = settings.max_steps, "--max_steps"
     for name in ("unfreeze_epoch", "mixup_off_epoch"):  # those beyond --epochs are refused
         epoch = getattr(settings, name)
-        if epoch and epoch * loader.steps_per_epoch >= total_steps:
+        if epoch and epoch * steps_per_epoch >= total_steps:
             counted_steps = counted(total_steps, "step")
             run.console.say(f"note: --{name} {epoch} is not reached in {counted_steps}")
-    if checkpoint is not None and _is_finished(run, checkpoint, total_steps, limit):
-        return None
+    return TrainingPlan(
+        total_steps,
+        limit,
+        eval_split="val" if task.val else "test",
+        eval_every=settings.eval_every,
+        eval_on_start=settings.eval_on_start,
+        log_every=settings.log_every,
+        early_stop_patience=settings.early_stop_patience,
+        best_by=settings.best_by,
+        on_nonfinite=settings.on_nonfinite,
+    )
+
+
+def make_trainer(
+    run: Run, ready: Ready, plan: TrainingPlan, checkpoint: Checkpoint | None
+) -> Trainer:
+    """A Trainer as the settings ask for, restored from `checkpoint`. It evaluates the validation
+    split, or the test set if there is no such split."""
+    settings, task, total_steps = run.settings, ready.task, plan.total_steps
+    loader, evaluated = task.train, task.val or task.test
     schedule_steps = total_steps
     if settings.epochs_for_sched is not None:
         schedule_steps = settings.epochs_for_sched * loader.steps_per_epoch
@@ -84,14 +88,14 @@ def build_trainer(
     # process.
     with run.signals.held():
         engine, notes = choose_engine(
-            run_facts(run, ready, task),
+            run_facts(run, ready),
             engine=settings.engine,
             cuda_graphs="off" if settings.trains_locally else settings.cuda_graphs,
             deterministic=settings.deterministic,
         )
     lr = learning_rate(run, loader.step_size)
     schedule = schedule_of(run, lr, schedule_steps, loader.steps_per_epoch, checkpoint)
-    make_parts = _parts_maker(run, ready, task, checkpoint, schedule, lr, engine)
+    make_parts = _parts_maker(run, ready, checkpoint, schedule, lr, engine)
     steps: Steps
     if settings.trains_locally:
         rule = rule_of(run, schedule, lr, total_steps, loader.steps_per_epoch)
@@ -114,17 +118,8 @@ def build_trainer(
     trainer = Trainer(
         steps=steps,
         loader=loader,
-        plan=TrainingPlan(
-            total_steps,
-            eval_split="val" if task.val else "test",
-            eval_every=settings.eval_every,
-            eval_on_start=settings.eval_on_start,
-            log_every=settings.log_every,
-            early_stop_patience=settings.early_stop_patience,
-            best_by=settings.best_by,
-            on_nonfinite=settings.on_nonfinite,
-        ),
-        evaluate=evaluate,
+        plan=plan,
+        evaluate=lambda: measure_split(run, ready, evaluated),
         log=log,
         saver=Saver(
             store,
@@ -137,7 +132,7 @@ def build_trainer(
         ),
         agreed_signal=run.agreed_signal,
         freeze=ready.freeze,
-        mixing_control=build_mixing_control(run, ready, task, total_steps, checkpoint is None),
+        mixing_control=build_mixing_control(run, ready, total_steps, checkpoint is None),
         clock=clock,
         enter=run.watch.enter if run.watch is not None else None,
     )
@@ -148,7 +143,7 @@ def build_trainer(
     return trainer
 
 
-def _hardware(run: Run, ready: ReadyModel, clock: Clock) -> Hardware:
+def _hardware(run: Run, ready: Ready, clock: Clock) -> Hardware:
     """What tells how well the GPUs are used; of nothing on a CPU, and in all processes but the
     first, which do not write."""
     if run.device.type != "cuda" or not run.leads:
@@ -168,8 +163,7 @@ def _hardware(run: Run, ready: ReadyModel, clock: Clock) -> Hardware:
 
 def _parts_maker(
     run: Run,
-    ready: ReadyModel,
-    task: Task,
+    ready: Ready,
     checkpoint: Checkpoint | None,
     schedule: Schedule,
     lr: float,
@@ -177,9 +171,9 @@ def _parts_maker(
 ) -> Callable[[Guard, Progress], StepParts]:
     """A function that makes the parts of a TrainStep, on the model as `engine` wraps it; with local
     steps those of each worker."""
-    settings, loader, strategy = run.settings, task.train, ready.strategy
+    settings, task, strategy = run.settings, ready.task, ready.strategy
     classes = len(task.card.classes)
-    for_pairs = learns_pairs(settings, classes, loader.step_size, schedule.total_steps)
+    for_pairs = learns_pairs(settings, classes, task.train.step_size, schedule.total_steps)
     learns_policy = settings.mixup == "meta" and settings.meta_form == "policy"
     if learns_policy and not for_pairs and checkpoint is None:
         run.console.say(
@@ -189,7 +183,7 @@ def _parts_maker(
     objective = ready.make_objective(engine.wrap(strategy, run.console))
 
     def make_parts(guard: Guard, progress: Progress) -> StepParts:
-        with run.signals.held():  # an import of PyTorch's compiler, as in build_trainer
+        with run.signals.held():  # an import of PyTorch's compiler, as in make_trainer
             optimizer = build_optimizer_of(
                 run, ready.model, lr, strategy.optimized_tensor, strategy.optimizer_exchange
             )
@@ -227,15 +221,15 @@ def _run_info(run: Run, task: Task, schedule_steps: int) -> dict:
     }
 
 
-def run_facts(run: Run, ready: ReadyModel, task: Task) -> RunFacts:
+def run_facts(run: Run, ready: Ready) -> RunFacts:
     """The facts that decide which engine serves the run."""
     return RunFacts(
         device=run.device,
         compiled=run.settings.compile,
-        texts=isinstance(task.card, TextCard),
+        texts=isinstance(ready.task.card, TextCard),
         scales_loss=run.precision.scales_loss,
         processes=run.exchange.size,
-        accumulation=task.train.accumulation,
+        accumulation=ready.task.train.accumulation,
         capturable=is_capturable(run.settings.optimizer, run.settings.lookahead_k),
         learns_mixing=run.settings.mixup == "meta" and run.settings.meta_form == "sample",
         unfreezes=ready.freeze is not None and ready.freeze.until is not None,
@@ -250,53 +244,3 @@ def _needs_validation(settings) -> list[str]:
     flags += ["--use best"] if settings.use == "best" else []
     flags += [f"--best_by {settings.best_by}"] if settings.best_by is not None else []
     return flags + (["--sched plateau"] if settings.sched == "plateau" else [])
-
-
-def _is_finished(run: Run, checkpoint: Checkpoint, total_steps: int, limit: str) -> bool:
-    """Whether the resumed run has nothing left to do; prints a line if so. UserError if it has done
-    more than it is asked for."""
-    step, path = checkpoint.step, run.folder.path
-    if step > total_steps:
-        store, earlier = Checkpoints(run.resumed_folder() / "checkpoints"), ""
-        if steps := [saved for saved in store.steps() if saved <= total_steps]:
-            earlier = f" resume from an earlier checkpoint (--resume {store.path(steps[-1])}"
-            earlier += " --output FOLDER),"
-        raise UserError(
-            f"the run in {run.settings.resume} has done {counted(step, 'step')} and {limit} asks "
-            f"for {total_steps:,}: raise {limit},{earlier} or leave --resume out to start a new run"
-        )
-    try:
-        summary = json.loads(run.folder.summary.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    patience, since = run.settings.early_stop_patience, checkpoint.state["progress"]["since_best"]
-    stopped_early = patience is not None and since >= patience
-    if summary.get("status") not in ("finished", "stopped_early"):
-        return False
-    if summary["steps"] != step:  # it was extended since, and killed before its test
-        return False
-    if step < total_steps and not stopped_early:
-        return False
-    settings, more = run.settings, ""
-    accuracy = summary.get("model_test_accuracy") or summary["test_accuracy"]
-    if settings.final_test and accuracy is None:  # --no_final_test was given before
-        return False
-    if step < total_steps:
-        state, limit = "has stopped early", "--early_stop_patience"
-    else:
-        state = "is finished"
-        limit += " and --early_stop_patience" if stopped_early else ""
-    if accuracy is None:
-        if not getattr(settings, "val_is_validation", False):  # else there is no test set
-            more = f"; to measure it on the test set: --resume {path} --final_test"
-    elif settings.report and not run.folder.report.exists():
-        more = f"; to write the class report: --resume {path} --eval_only --report"
-    elif settings.flip_test and "flip_test_accuracy" not in summary:
-        more = f"; --resume {path} --eval_only --flip_test measures that, too"
-    result = "not tested" if accuracy is None else f"test accuracy {accuracy:.2f} %"
-    epochs = counted(round(float(summary["epochs"]), 2), "epoch")
-    run.console.say(
-        f"this run {state}: {epochs}, {result} in {path}; "
-        f"to train longer give a larger {limit}{more}"
-    )
-    return True

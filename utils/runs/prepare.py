@@ -1,4 +1,4 @@
-"""Makes a model ready to be trained or measured: its weights, device, modules and strategy."""
+"""Makes ready what is trained or measured: data, loaders and model, alike for both."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,26 +7,32 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from utils.checkpoints.checkpoint import Checkpoint
 from utils.distributed.strategies.base import Strategy, build_strategy
 from utils.distributed.sync_batch_norm import alone, sync_batch_norms
 from utils.errors import UserError
 from utils.fused import fuse, kernels
 from utils.models.parts import heads_of
 from utils.runs.auto_batch import choose_micro_batch
+from utils.runs.resume import check_data
 from utils.runs.run import Run
+from utils.settings.transfer import is_published
+from utils.tasks.kinds import Kind
 from utils.tasks.task import Task
+from utils.training.evaluation import Evaluation, evaluate
 from utils.training.flops import forward_flops
 from utils.training.freeze import Freeze
 from utils.training.keep_fp32 import keep_in_float32, names_of_modules, refuse_uncalled
 from utils.training.objective import Classification
-from utils.weights.pretrained import Pretrained, fit_weights
+from utils.weights.pretrained import fit_weights, load_pretrained
 
 
 @dataclass(frozen=True)
-class ReadyModel:
-    """A model that can be trained or measured.
+class Ready:
+    """What can be trained or measured.
 
     Attributes:
+        task: the data, with their loaders.
         model: on its device, with its canonical names.
         strategy: how the model is spread over processes.
         make_objective: takes the callable that computes the logits, such as
@@ -36,6 +42,7 @@ class ReadyModel:
             CPU.
     """
 
+    task: Task
     model: nn.Module
     strategy: Strategy
     make_objective: Callable[[Callable], Classification]
@@ -43,25 +50,33 @@ class ReadyModel:
     flops: int | None = None
 
 
-def prepare_model(
-    run: Run, model: nn.Module, task: Task, pretrained: Pretrained | None = None
-) -> ReadyModel:
-    """Gives the model its weights, device, fused modules and strategy.
+def prepare(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> Ready:
+    """Loads the data, and gives the model its weights, device, fused modules and strategy. With
+    --auto_batch the loaders get the micro-batch that fits.
 
     Args:
-        model: on the CPU; if it has `mixes_inside = True`, its forward takes the mixing plan as
-            second argument.
-        task: changed in place by --auto_batch: its loaders get the micro-batch that fits.
-        pretrained: weights to start from.
+        checkpoint: of the resumed run, whose weights the model does not have yet; None: the
+            settings say from which weights it starts.
     """
-    settings = run.settings
+    settings, say, pretrained = run.settings, run.console.say, None
+    if settings.pretrained and checkpoint is None:
+        if is_published(settings.pretrained):
+            pretrained = kind.load_published(say)
+        else:  # `use` is, in training, of this run
+            use = None if settings.action.trains else settings.use
+            pretrained = load_pretrained(settings.pretrained, say, use)
+        kind.check_pretrained(pretrained)
+        say(f"weights from {pretrained.source_text}")
+    task = kind.load_task(run, checkpoint and kind.card(checkpoint), pretrained)
+    check_data(run, None if settings.eval_data else checkpoint, task.data.fingerprint)
+    # On the CPU; if it has `mixes_inside = True`, its forward takes the mixing plan as second
+    # argument.
+    model = kind.build_model(task.card)
     flops = None
     if run.device.type == "cuda" and settings.action.trains and run.leads:
         flops = forward_flops(model, task.usual_sample())
     if pretrained is not None:
-        fit_weights(
-            model, pretrained, run.console.say, not settings.action.trains, task.card.classes
-        )
+        fit_weights(model, pretrained, say, not settings.action.trains, task.card.classes)
     model.to(run.device)
     freeze = None
     if settings.freeze_backbone:
@@ -104,7 +119,22 @@ def prepare_model(
     # its own dropout.
     if run.workers.own[0] > 0:
         torch.manual_seed(settings.seed + run.workers.own[0])
-    return ReadyModel(model, strategy, make_objective, freeze, flops)
+    return Ready(task, model, strategy, make_objective, freeze, flops)
+
+
+def measure_split(
+    run: Run, ready: Ready, loader, classes: int | None = None, flip: bool = False
+) -> Evaluation | None:
+    """Evaluates the model on the split of `loader`; see `evaluate`. None when a signal has come."""
+    return evaluate(
+        ready.model,
+        loader.epoch(),
+        run.precision,
+        run.interrupted,
+        classes=classes,
+        exchange=run.exchange,
+        flip=flip,
+    )
 
 
 def kept_modules(run: Run, model: nn.Module) -> list[str]:

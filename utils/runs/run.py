@@ -1,7 +1,6 @@
 """A run: its processes, its folder, its device, and the checkpoint that it resumes from."""
 
 import contextlib
-import json
 import os
 import tempfile
 import time
@@ -14,7 +13,6 @@ from utils.launch.environment import launched
 from utils.launch.launchers import gpu_of, read_launch
 from utils.launch.signals import AgreedSignal, Signals, StoppedBySignal
 from utils.local.workers import Workers
-from utils.plural import counted
 from utils.reporting.console import Console
 from utils.reporting.run_folder import (
     LOCK_OUTLIVES,
@@ -242,108 +240,6 @@ class Run:
         path = Path(self.settings.resume)
         return path.parent.parent if path.parent.name == "checkpoints" else path
 
-    def load_checkpoint(self):
-        """The verified checkpoint to resume from, or None at the start of a run."""
-        from utils.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint, read_checkpoint
-
-        source, settings = self.resumed_folder(), self.settings
-        if source is None:
-            return None
-        store = Checkpoints(source / "checkpoints", warn=self.console.say)
-        path = Path(str(settings.resume))
-        if path.parent.name == "checkpoints":
-            newest = store.path(max(store.steps(), default=0))
-            if (
-                path.name != newest.name
-                and self.folder is not None
-                and same_folder(source, self.folder.path)
-            ):
-                raise UserError(
-                    f"--resume {path} is not the newest checkpoint of its run: add --output to go "
-                    f"on from it in a new folder, or --resume {source} to go on from the newest"
-                )
-            try:
-                loaded = read_checkpoint(path)
-            except DamagedCheckpoint as error:
-                raise UserError(f"--resume {path} is damaged ({error}): try {source}") from None
-        else:
-            loaded = store.load() if settings.action.trains else store.model(settings.use)
-        steps = self.exchange.gather_json(loaded and loaded.step)
-        if len(set(steps)) > 1:
-            raise UserError(
-                f"--resume {source}: not all processes see the same checkpoints (steps {steps}); "
-                "the folder must be on a file system that all machines share"
-            )
-        if loaded is None:
-            if not settings.action.trains:
-                raise UserError(f"--{settings.action.name}: {source} has no checkpoint yet")
-            self.console.say(f"{source} has no checkpoint yet: the run starts from the beginning")
-            return None
-        for name, now in self.numerical_environment().items():
-            saved = loaded.run_info.get(name, now)
-            if saved != now and settings.action.trains:
-                self.console.say(
-                    f"note: {name} is {now} now and was {saved} before: the result will "
-                    "not be the same to the bit"
-                )
-        if settings.action.trains:
-            self._keep_samples_per_step(loaded.run_info)
-            self._look_for_best(loaded, store)
-        return loaded
-
-    def _look_for_best(self, checkpoint, store) -> None:
-        """If the best checkpoint so far is gone, the best one before it that is still there takes
-        its place; without one, the best one is counted anew. Collective."""
-        from utils.checkpoints.checkpoint import STATE
-
-        progress = checkpoint.state["progress"]
-        best = progress["best_step"]
-        if best in (None, checkpoint.step):
-            return
-        found = self.exchange.gather_json(store.existing_best(best, checkpoint.step))[0]
-        if found == best:
-            return
-        before, place = {}, "the best one is counted anew from here on"
-        if found is not None:
-            before = json.loads((store.path(found) / STATE).read_bytes())["progress"]
-            place = f"{store.path(found)} is the best one now"
-        for name in ("best_step", "best_epoch", "best_val_accuracy", "best_val_loss"):
-            progress[name] = before.get(name)
-        self.console.say(f"note: the best checkpoint, {store.path(best)}, is gone: {place}")
-
-    def _keep_samples_per_step(self, saved: dict) -> None:
-        """Keeps the number of samples of an optimizer step if the run is resumed with another
-        number of processes."""
-        settings, before = self.settings, saved.get("micro_batches")
-        now = settings.accumulation_steps * self.workers.size
-        if before in (None, now):
-            return
-        if getattr(settings, "batch_tokens", None) is not None:
-            self.micro_batches = before
-        elif settings.global_batch is None:
-            self.change_settings({"global_batch": saved["global_batch_size"]})
-            self.console.say(
-                f"an optimizer step keeps its {settings.global_batch} samples (--global_batch), as "
-                f"with {_parts(saved)}"
-            )
-
-    def check_data(self, checkpoint, fingerprint: str) -> None:
-        """Raises UserError if the data are not those of the other processes, or not those of the
-        checkpoint."""
-        files = hasattr(self.settings, "train_file")
-        flags = "--data_dir, --train_file, --test_file, --text_columns" if files else "--data_dir"
-        if self.exchange.size > 1:
-            from utils.distributed.meet import agree_on_data
-
-            agree_on_data(self.exchange, fingerprint, flags)
-        if checkpoint is not None and checkpoint.run_info["data_fingerprint"] != fingerprint:
-            run, trains = self.resumed_folder(), self.settings.action.trains
-            evaluate = f"evaluate on other data by --resume {run} --eval_data PATH"
-            raise UserError(
-                f"these are not the data that the run in {run} was trained on; name the old data "
-                f"({flags}), or {'start a new run' if trains else evaluate}"
-            )
-
     @property
     def strategy_name(self) -> str:
         """How the processes train together; "single" if one trains alone."""
@@ -361,28 +257,6 @@ class Run:
         return facts | ({"threads": self.threads} if self.device.type == "cpu" else {})
 
 
-def _parts(saved: dict) -> str:
-    """Into how many parts each step of a saved run was divided."""
-    if "local_workers" in saved:
-        return counted(saved["local_workers"], "worker")
-    return counted(saved["processes"], "process")
-
-
 def same_folder(one: Path | None, other: Path) -> bool:
     """Whether both paths lead to the same folder; not if `one` is None."""
     return one is not None and one.resolve() == other.resolve()
-
-
-def which_weights(checkpoint, folder: Path) -> str:
-    """What weights a checkpoint of the run in `folder` holds: "step 40, averaged weights, ..."."""
-    from utils.checkpoints.checkpoint import Checkpoints
-
-    averaged = "" if "average" not in checkpoint.parts else ", averaged weights"
-    text = f"step {checkpoint.step}{averaged}"
-    store = Checkpoints(folder / "checkpoints")
-    best = store.best_of_run()
-    if best == checkpoint.step:
-        return f"{text}, best on the validation split"
-    last = ", the last weights" if checkpoint.step == max(store.steps(), default=0) else ""
-    better = "" if best is None else f" (best on the validation split: step {best})"
-    return f"{text}{last}{better}"

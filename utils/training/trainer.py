@@ -36,6 +36,7 @@ class TrainingPlan:
 
     Args:
         total_steps: optimizer steps of the whole run.
+        limit: the flag that says so.
         eval_split: the split that is evaluated: "val", which decides the best step, or "test".
         eval_every: epochs between evaluations; 0: none.
         eval_on_start: evaluate before the first step, too.
@@ -48,6 +49,7 @@ class TrainingPlan:
     """
 
     total_steps: int
+    limit: str = "--epochs"
     eval_split: str = "test"
     eval_every: int = 1
     eval_on_start: bool = False

@@ -1,0 +1,162 @@
+"""What a run says and leaves at its end: the figures of its weights on the test set."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+from utils.checkpoints.checkpoint import DamagedCheckpoint, read_checkpoint
+from utils.errors import UserError
+from utils.launch.signals import StoppedBySignal
+from utils.plural import counted
+from utils.reporting.console import duration, epoch_text
+from utils.runs.prepare import Ready, measure_split
+from utils.runs.run import Run
+from utils.runs.summary import report_classes, write_report
+from utils.training.evaluation import Evaluation
+from utils.training.trainer import Trainer
+
+
+class Report:
+    """Of a run whose trainer this is."""
+
+    def __init__(self, run: Run, trainer: Trainer, ready: Ready):
+        self.run, self.trainer, self.ready = run, trainer, ready
+        self.settings, self.say, self.folder = run.settings, run.console.say, run.folder
+        self.classes: list[str] = ready.task.data.classes
+
+    @contextlib.contextmanager
+    def if_interrupted(self) -> Iterator[None]:
+        """Writes the report if a signal ends what is done within it."""
+        try:
+            yield
+        except StoppedBySignal:
+            self._write("interrupted")
+            raise
+
+    def _write(self, status: str, test: dict | None = None, further: dict | None = None) -> None:
+        further = self.ready.task.summary_entries | (further or {})
+        write_report(self.run, self.trainer, self.classes, status, test, further)
+
+    def finish(self) -> None:
+        """Measures the weights on the test set, and writes the report."""
+        settings, trainer, progress = self.settings, self.trainer, self.trainer.progress
+        if line := trainer.steps.summary():
+            self.say(line)
+        status = "stopped_early" if progress.stopped_early else "finished"
+        if not settings.final_test:
+            self._write(status)
+            self.say(
+                f"validation accuracy {progress.evaluated['accuracy']:.2f} %, after "
+                f"{self._time_text()}: {self.folder.path}"
+            )
+            return
+        test = self._measure_last()
+        best = self._measure_best(test)
+        uses_best = best is not None and settings.use != "last"
+        model = best if best is not None and uses_best else test
+        if settings.report:
+            report_classes(self.run, model, self.classes, self.folder.report)
+        further = _prefixed("flip_test", test.flip_figures) | {
+            "model_weights": "best" if uses_best else "average" if settings.ema_decay else "last",
+            "model_step": progress.best_step if uses_best else progress.step,
+            "model_test_accuracy": model.accuracy,
+        }
+        if best is not None:
+            further |= _prefixed("best_test", best.figures)
+            further |= _prefixed("best_flip_test", best.flip_figures)
+        self._write(status, test.figures, further)
+        if settings.flip_test:
+            self.say(flip_text(test))
+        finite = model.loss is not None and math.isfinite(model.loss)
+        note = "" if finite else " (the loss is not finite)"
+        if best is not None and progress.best_step != progress.step:
+            at, other = epoch_text(progress.best_epoch), test if uses_best else best
+            names = (f"the best weights, of epoch {at}", "the last weights")
+            mine, theirs = names if uses_best else names[::-1]
+            note += f" with {mine} ({theirs}: {other.accuracy:.2f} %)"
+        self.say(
+            f"test accuracy {model.accuracy:.2f} % on {counted(model.samples, 'sample')}{note}, "
+            f"after {self._time_text()}: {self.folder.path}"
+        )
+
+    def _measure_last(self) -> Evaluation:
+        """Of the last weights, or of their moving average."""
+        settings, trainer, progress = self.settings, self.trainer, self.trainer.progress
+        at_end = progress.evaluated or {}
+        tested = at_end.get("split") == "test" and at_end["step"] == progress.step
+        if tested and not settings.report and not settings.flip_test:
+            return Evaluation(*(at_end[key] for key in ("loss", "accuracy", "samples")))
+        self.say("measuring on the test set")
+        with trainer.steps.evaluated_weights():
+            test = self._measure_test_set()
+        if not tested:
+            self._log(test)
+        return test
+
+    def _measure_best(self, last: Evaluation) -> Evaluation | None:
+        """Of the weights that were best on the validation split; None if there are none, or they
+        cannot be read. `last`: of the last weights, used again if these are the best."""
+        trainer, progress = self.trainer, self.trainer.progress
+        if progress.best_step is None:
+            return None
+        path, result = trainer.saver.store.path(progress.best_step), last
+        if progress.best_step != progress.step:
+            weights, failure = None, None
+            try:
+                weights = read_checkpoint(path).weights
+            except (DamagedCheckpoint, UserError) as error:
+                failure = str(error)
+            # Measuring is collective: a rank that left it out would let the others wait.
+            failure = next(filter(None, self.run.exchange.gather_json(failure)), None)
+            if failure is not None:
+                self.say(f"the best checkpoint, {path}, cannot be measured: {failure}")
+                return None
+            # Everything is saved, so the weights may be overwritten.
+            trainer.steps.strategy.load(weights)
+            result = self._measure_test_set()
+            self._log(result, model="best")
+        self.say(
+            f"best on the validation split: epoch {epoch_text(progress.best_epoch)} with "
+            f"{progress.best_val_accuracy:.2f} %, on the test set {result.accuracy:.2f} %"
+        )
+        if self.settings.flip_test:
+            self.say(f"the same weights, {flip_text(result)}")
+        return result
+
+    def _measure_test_set(self) -> Evaluation:
+        """Of the weights that the model holds."""
+        classes = len(self.classes) if self.settings.report else None
+        loader, flip = self.ready.task.test, self.settings.flip_test
+        result = measure_split(self.run, self.ready, loader, classes, flip)
+        if result is None:  # a signal; the finished run is saved already
+            self._write("interrupted")
+            raise StoppedBySignal(
+                self.run.agreed_signal.signum,  # perhaps received by another rank
+                "stopped before the last evaluation, all steps are saved; resume with "
+                f"--resume {self.folder.path}",
+            )
+        return result
+
+    def _log(self, test: Evaluation, **further) -> None:
+        step = self.trainer.progress.step
+        epoch = step / self.trainer.loader.steps_per_epoch
+        further |= test.figures
+        self.trainer.log.metrics.write(step=step, epoch=epoch, split="test", **further)
+
+    def _time_text(self) -> str:
+        text = f"{duration(self.trainer.progress.seconds_training)} of training"
+        hours = self.trainer.log.hardware.summary(None)["gpu_hours"]
+        return text if hours is None else f"{text} ({hours:.2f} GPU hours in all)"
+
+
+def flip_text(evaluation: Evaluation) -> str:
+    """The figures of --flip_test, for the console."""
+    return (
+        f"averaged with mirror images (--flip_test): loss {evaluation.flip_loss:.4f}, accuracy "
+        f"{evaluation.flip_accuracy:.2f} %"
+    )
+
+
+def _prefixed(prefix: str, figures: dict) -> dict:
+    """Loss and accuracy, where there are any, as entries of the summary."""
+    return {f"{prefix}_{key}": figures[key] for key in ("loss", "accuracy") if key in figures}

@@ -1,0 +1,95 @@
+"""A training run, from data to report."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from utils.checkpoints.checkpoint import Checkpoint
+from utils.plural import counted
+from utils.runs.dry_run import rehearse
+from utils.runs.make_trainer import make_plan, make_trainer
+from utils.runs.prepare import prepare
+from utils.runs.report import Report
+from utils.runs.resume import is_finished
+from utils.runs.run import Run
+from utils.tasks.kinds import Kind
+from utils.training.trainer import Trainer
+
+# --profile: steps to skip, to warm up, and to record.
+PROFILE_WAIT, PROFILE_WARMUP, PROFILE_STEPS = 3, 2, 5
+
+
+def train(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> None:
+    """Trains as the settings ask for, from `checkpoint` on; with --dry_run only a few steps."""
+    ready = prepare(run, kind, checkpoint)
+    plan = make_plan(run, ready.task, checkpoint)
+    if checkpoint is not None and is_finished(run, checkpoint, plan):
+        return
+    trainer = make_trainer(run, ready, plan, checkpoint)
+    if run.settings.dry_run:
+        rehearse(run, trainer, ready.task)
+        return
+    report = Report(run, trainer, ready)
+    _introduce(run, trainer)
+    with report.if_interrupted(), _profiler(run, trainer) as profiler:
+        trainer.fit(profiler, run.free_cores)
+    report.finish()
+
+
+def _introduce(run: Run, trainer: Trainer) -> None:
+    resumed = f", from step {trainer.progress.step}" if trainer.progress.step else ""
+    parameters = sum(p.numel() for p in trainer.steps.model.parameters())
+    processes = ""
+    if run.exchange.size > 1:
+        processes = f" {run.exchange.size} processes ({run.settings.strategy}),"
+    part = ""
+    if trainer.freeze is not None:
+        trained = sum(p.numel() for p in trainer.freeze.head_parameters())
+        until = f" until epoch {trainer.freeze.until}" if trainer.freeze.until is not None else ""
+        part = f", {trained / 1e6:.2f} M of them trained{until}"
+    # With --batch_tokens it is the mean.
+    about = "" if getattr(run.settings, "batch_tokens", None) is None else "about "
+    run.console.say(
+        f"{run.model_name} ({parameters / 1e6:.2f} M parameters{part}) on {run.data_name} "
+        f"({counted(trainer.loader.samples, 'sample')}),{processes} {run.device.type} "
+        f"{run.precision.name}, {about}{counted(trainer.loader.step_size, 'sample')} a step, "
+        f"{counted(trainer.plan.total_steps, 'step')}{resumed}; run folder {run.folder.path}"
+    )
+
+
+@contextlib.contextmanager
+def _profiler(run: Run, trainer: Trainer) -> Iterator[torch.profiler.profile | None]:
+    """With --profile, traces a few steps into the run's folder."""
+    if not run.settings.profile or not run.leads:
+        yield None
+        return
+    path: Path = run.folder.trace
+    written = []
+
+    def write(profiler) -> None:
+        written.append(path)
+        try:
+            profiler.export_chrome_trace(str(path))
+        except (OSError, RuntimeError) as error:
+            run.console.say(f"profile: {path} cannot be written ({error}); the run goes on")
+            return
+        run.console.say(f"profile: {path}, for https://ui.perfetto.dev or chrome://tracing")
+
+    steps = trainer.plan.total_steps - trainer.progress.step
+    wait, warmup = (
+        (0, 1) if steps <= PROFILE_WAIT + PROFILE_WARMUP else (PROFILE_WAIT, PROFILE_WARMUP)
+    )
+    schedule = torch.profiler.schedule(wait=wait, warmup=warmup, active=PROFILE_STEPS, repeat=1)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if run.device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(
+        activities=activities, schedule=schedule, on_trace_ready=write
+    ) as profiler:
+        yield profiler
+    if not written:
+        run.console.say(
+            "profile: no trace, as too few steps are left in this run; it takes at least 3"
+        )
