@@ -289,7 +289,7 @@ def facts_of(trainer, *, compiled=False, texts=False, recomputes=False, external
 
 
 def use_engine(trainer, cuda_graphs="on", *, deterministic=False) -> None:
-    """Gives the trainer the engine that `build_trainer` would choose."""
+    """Gives the trainer the engine that `make_trainer` would choose."""
     engine, notes = choose_engine(
         facts_of(trainer), cuda_graphs=cuda_graphs, deterministic=deterministic
     )

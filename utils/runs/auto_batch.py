@@ -7,9 +7,10 @@ from utils.distributed.strategies.base import Strategy
 from utils.errors import UserError
 from utils.machine.host_memory import available_memory, hand_back_freed_memory
 from utils.runs.advice import memory_advice
-from utils.runs.optimization import build_meta, build_optimizer_of
+from utils.runs.optimization import build_optimizer_of
 from utils.runs.run import Run
 from utils.settings.config import PROBED
+from utils.tasks.mixing import build_meta
 from utils.tasks.task import Task
 from utils.training.batch_probe import Found, largest_that_fits
 from utils.training.freeze import Freeze
@@ -62,7 +63,7 @@ def _passes(run: Run, model, objective: Classification, classes: int):
 
     def passes(batch):
         # A new one each time, as a failed pass leaves it incomplete.
-        meta = build_meta(run, classes, strategy)
+        meta = build_meta(run.settings, classes, strategy, run.precision)
         mix_plan = batch.mix_plan if meta is None else meta.choose(batch, lr)
         yield
         loss, _ = objective(batch.inputs, batch.targets, mix_plan)

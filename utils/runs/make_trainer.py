@@ -12,13 +12,10 @@ from utils.optim.factory import is_capturable
 from utils.optim.schedules import Schedule
 from utils.plural import counted
 from utils.runs.advice import launch_advice, memory_advice, phase_advice
-from utils.runs.build_mixing_control import build_mixing_control
 from utils.runs.local import build_local_steps, rule_of
 from utils.runs.optimization import (
-    build_meta,
     build_optimizer_of,
     learning_rate,
-    learns_pairs,
     note_optimizer,
     note_rates_of_recipe,
     schedule_of,
@@ -27,8 +24,10 @@ from utils.runs.prepare import Ready, measure_split
 from utils.runs.records import open_metrics
 from utils.runs.run import Run
 from utils.settings.run import save_interval
+from utils.tasks.mixing import build_meta, build_mixing_control, learns_pairs
 from utils.tasks.task import Task
 from utils.training.average import Average
+from utils.training.evaluation import evaluate
 from utils.training.flops import peak_of
 from utils.training.guard import Guard
 from utils.training.hardware import Hardware
@@ -132,7 +131,16 @@ def make_trainer(
         ),
         agreed_signal=run.agreed_signal,
         freeze=ready.freeze,
-        mixing_control=build_mixing_control(run, ready, total_steps, checkpoint is None),
+        mixing_control=build_mixing_control(
+            task,
+            lambda samples: (
+                evaluate(ready.model, samples.epoch(), run.precision, exchange=run.exchange).loss
+            ),
+            ready.strategy.make_equal,
+            total_steps,
+            settings.mixup_off_epoch or None,
+            run.console.say if checkpoint is None else None,
+        ),
         clock=clock,
         enter=run.watch.enter if run.watch is not None else None,
     )
@@ -200,7 +208,7 @@ def _parts_maker(
             guard=guard,
             clip=settings.clip or None,
             average=average,
-            meta=build_meta(run, classes, strategy, run.exchange, for_pairs),
+            meta=build_meta(settings, classes, strategy, run.precision, run.exchange, for_pairs),
         )
 
     return make_parts

@@ -1,14 +1,10 @@
-"""Optimizer, schedule and meta-mixup as the settings ask for them."""
+"""Optimizer and schedule as the settings ask for them."""
 
 import contextlib
-import functools
 
 from utils.checkpoints.checkpoint import Checkpoint
-from utils.distributed.strategies.base import Strategy
 from utils.errors import UserError
 from utils.exchange import Exchange
-from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep
-from utils.mixup.policy import MixupPolicy, can_tell_pairs_apart
 from utils.models.parts import depths_of, heads_of
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import build_schedule
@@ -17,7 +13,6 @@ from utils.plural import counted
 from utils.runs.run import Run
 from utils.settings.config import COMMAND_LINE, FILE
 from utils.settings.optimization import milestone_epochs
-from utils.training.objective import mixed_cross_entropy
 
 
 def build_optimizer_of(
@@ -194,54 +189,3 @@ def schedule_of(
             f"far: it is now {lr * lowered:.3g}"
         )
     return schedule
-
-
-def learns_pairs(settings, classes: int, step_size: int, total_steps: int) -> bool:
-    """Whether the policy of --mixup meta can learn something about each pair of classes, in a run
-    of `total_steps` optimizer steps of `step_size` samples."""
-    if settings.mixup != "meta" or settings.meta_form != "policy":
-        return False
-    return can_tell_pairs_apart(
-        classes,
-        samples=step_size if settings.task == "texts" else min(settings.meta_batch, step_size),
-        updates=total_steps // settings.meta_every,
-        decay=settings.meta_lr * settings.meta_decay,
-    )
-
-
-def build_meta(
-    run: Run,
-    classes: int,
-    strategy: Strategy,
-    exchange: Exchange | None = None,
-    for_pairs: bool = True,
-) -> PolicyMixup | SampleMixup | None:
-    """With --mixup meta, the object that learns how to mix.
-
-    Args:
-        strategy: holds the model's tensors.
-        exchange: with the other ranks; None: no communication.
-        for_pairs: see `learns_pairs`.
-    """
-    settings = run.settings
-    if settings.mixup != "meta":
-        return None
-    losses = functools.partial(mixed_cross_entropy, label_smoothing=settings.label_smoothing)
-    # fp16 would lose small gradients without a loss scaler: the virtual step is then in fp32.
-    uses_bf16 = run.precision.name == "bf16"
-    autocast = run.precision.autocast if uses_bf16 else contextlib.nullcontext
-    virtual = VirtualStep(
-        strategy.skeleton,
-        losses,
-        autocast,
-        settings.meta_exact,
-        exchange,
-        strategy,
-        settings.grad_checkpointing,
-    )
-    if settings.meta_form == "sample":
-        return SampleMixup(virtual, settings.meta_lr)
-    policy = MixupPolicy(
-        classes, settings.alpha, settings.meta_lr, settings.meta_decay, run.device, for_pairs
-    )
-    return PolicyMixup(policy, virtual)

@@ -170,7 +170,7 @@ class RunSettings(Config):
 
     def _need_evaluations(self, flag: str) -> None:
         """Raises UserError if nothing is evaluated. These flags also need a validation split;
-        `build_trainer` checks that, once the data are loaded."""
+        `make_plan` checks that, once the data are loaded."""
         if self.eval_every == 0:
             raise UserError(f"{flag} needs evaluations, and --eval_every 0 makes none")
 

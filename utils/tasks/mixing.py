@@ -1,15 +1,31 @@
-"""How the batches of a task are mixed, and what is held out for `--mixup auto`."""
+"""All that a run needs in order to mix: how batches are mixed, what is held out and measured for
+`--mixup auto`, and what learns with `--mixup meta`."""
 
+import contextlib
+import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from utils.data.hold_out import HoldOut
+from utils.data.loader import Loader
 from utils.data.micro_batches import largest_divisor
 from utils.data.splits import stratified_order
+from utils.distributed.strategies.base import Strategy
+from utils.exchange import Exchange
 from utils.mixup.auto import AutoStrength, held_out_samples
+from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep
 from utils.mixup.mixing import Mixing
+from utils.mixup.policy import MixupPolicy, can_tell_pairs_apart
+from utils.plural import counted
+from utils.training.mixing_control import MixingControl
+from utils.training.objective import Precision, mixed_cross_entropy
+
+if TYPE_CHECKING:
+    from utils.tasks.task import Task
 
 
 def mixing_block(settings, workers: int) -> int:
@@ -98,3 +114,109 @@ def auto_split(settings, labels: np.ndarray) -> AutoSplit | None:
     chosen = chosen[np.argsort(labels[chosen], kind="stable")]
     held_out, trained = np.sort(chosen[::2]), np.sort(chosen[1::2])
     return AutoSplit(held_out, trained, AutoStrength(count), HoldOut(held_out, len(labels)))
+
+
+def build_mixing_control(
+    task: Task,
+    loss: Callable[[Loader], float],
+    make_equal: Callable[[], None],
+    total_steps: int,
+    off_epoch: int | None,
+    say: Callable[[str], None] | None,
+) -> MixingControl | None:
+    """With --mixup auto, what adjusts the strength of mixing. The weights themselves are measured,
+    not their moving average.
+
+    Args:
+        loss: of the model on the samples of a loader; collective.
+        make_equal: called before; see Strategy.
+        off_epoch: from which nothing is mixed any more; None: there is none.
+        say: is told what is held out; None: nobody.
+    """
+    auto, loader = task.auto, task.train
+    if auto is None:
+        return None
+    release_epoch = auto.strength.schedule_measurements(
+        total_steps, loader.steps_per_epoch, loader.step_size, off_epoch
+    )
+    if say is not None:
+        say(_description(auto.strength, loader.samples, release_epoch))
+
+    def gap() -> float:
+        make_equal()
+        trained, held_out = loss(task.trained), loss(task.held_out)
+        if not math.isfinite(trained + held_out):
+            return math.nan
+        return 1 - trained / held_out if held_out else 0.0
+
+    return MixingControl(auto.strength, auto.hold_out, gap, release_epoch, loader.steps_per_epoch)
+
+
+def _description(strength, samples: int, release_epoch: int) -> str:
+    if not strength.held_out:
+        return (
+            f"note: {samples:,} training samples are too few for --mixup auto to hold some of them "
+            f"out: the strength is fixed at {strength.start:g}"
+        )
+    if not strength.measures:
+        return (
+            "note: the run is too short for --mixup auto to measure overfitting: nothing is mixed; "
+            "--mixup 0.1 (say) mixes all the same"
+        )
+    first = "epoch" if release_epoch == 1 else counted(release_epoch, "epoch")
+    return (
+        f"--mixup auto: {strength.held_out:,} of the training samples are held out for the first "
+        f"{first}, to measure overfitting; as many others are used twice, so that epochs keep "
+        "their length"
+    )
+
+
+def learns_pairs(settings, classes: int, step_size: int, total_steps: int) -> bool:
+    """Whether the policy of --mixup meta can learn something about each pair of classes, in a run
+    of `total_steps` optimizer steps of `step_size` samples."""
+    if settings.mixup != "meta" or settings.meta_form != "policy":
+        return False
+    return can_tell_pairs_apart(
+        classes,
+        samples=step_size if settings.task == "texts" else min(settings.meta_batch, step_size),
+        updates=total_steps // settings.meta_every,
+        decay=settings.meta_lr * settings.meta_decay,
+    )
+
+
+def build_meta(
+    settings,
+    classes: int,
+    strategy: Strategy,
+    precision: Precision,
+    exchange: Exchange | None = None,
+    for_pairs: bool = True,
+) -> PolicyMixup | SampleMixup | None:
+    """With --mixup meta, the object that learns how to mix.
+
+    Args:
+        strategy: holds the model's tensors.
+        exchange: with the other ranks; None: no communication.
+        for_pairs: see `learns_pairs`.
+    """
+    if settings.mixup != "meta":
+        return None
+    losses = functools.partial(mixed_cross_entropy, label_smoothing=settings.label_smoothing)
+    # fp16 would lose small gradients without a loss scaler: the virtual step is then in fp32.
+    uses_bf16 = precision.name == "bf16"
+    autocast = precision.autocast if uses_bf16 else contextlib.nullcontext
+    virtual = VirtualStep(
+        strategy.skeleton,
+        losses,
+        autocast,
+        settings.meta_exact,
+        exchange,
+        strategy,
+        settings.grad_checkpointing,
+    )
+    if settings.meta_form == "sample":
+        return SampleMixup(virtual, settings.meta_lr)
+    policy = MixupPolicy(
+        classes, settings.alpha, settings.meta_lr, settings.meta_decay, precision.device, for_pairs
+    )
+    return PolicyMixup(policy, virtual)
