@@ -23,7 +23,6 @@ from utils.inference.predict_pictures import (
 )
 from utils.inference.predict_texts import predict_texts
 from utils.launch.signals import StoppedBySignal
-from utils.reporting.run_folder import TOKENIZER
 from utils.runs.prepare import kept_modules
 from utils.runs.resume import which_weights
 from utils.runs.run import Run
@@ -51,9 +50,9 @@ def use_model(run: Run, kind: Kind, checkpoint) -> None:
         export = export_onnx if settings.export == "onnx" else export_safetensors
         checked = export(model, card, path, architecture=run.model_name, weights=weights)
         say(f"{path}: {checked}")
-        if isinstance(card, TextCard):
-            replace_file(path.with_name(TOKENIZER), card.tokenizer.encode())
-            say(f"{path.with_name(TOKENIZER)}: the tokenizer, for the `tokenizers` library")
+        for name, content in card.files().items():
+            replace_file(path.with_name(name), content)
+            say(f"{path.with_name(name)}: the tokenizer, for the `tokenizers` library")
         return
     keep_in_float32(model, kept_modules(run, model), run.device)
     if settings.infers_by_ort:

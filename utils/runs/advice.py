@@ -8,9 +8,9 @@ from utils.settings.images import OWN_PICTURES
 
 def phase_advice(settings, run, loader) -> dict[str, str]:
     """{phase of a step: advice}, without what the settings already have; see training/log.py."""
-    batch = _batch_flag(settings)
     advice = {
-        "optimizer": f"a larger {batch}, or --accumulation_steps 4, makes fewer optimizer steps",
+        "optimizer": f"a larger {loader.batch_flag}, or --accumulation_steps 4, makes fewer "
+        "optimizer steps",
         "checkpoint": f"save less often: a longer --save_every than {settings.save_every}",
     }
     if 0 < 2 * settings.eval_every < settings.epochs:
@@ -33,9 +33,9 @@ def phase_advice(settings, run, loader) -> dict[str, str]:
     return advice
 
 
-def launch_advice(settings) -> str:
+def launch_advice(loader) -> str:
     """What helps where a GPU's steps are launch-bound and there are no graphs."""
-    return f"the GPU waits for the host: a larger {_batch_flag(settings)} gives it more to do"
+    return f"the GPU waits for the host: a larger {loader.batch_flag} gives it more to do"
 
 
 def memory_advice(settings, device) -> dict[str, str]:
@@ -47,10 +47,6 @@ def memory_advice(settings, device) -> dict[str, str]:
     if settings.mixup == "meta" and settings.meta_form == "sample":  # --fused is left out there
         return {}
     return {"memory": "--fused memory takes a third to a half less memory for each sample"}
-
-
-def _batch_flag(settings) -> str:
-    return "--batch_size" if getattr(settings, "batch_tokens", None) is None else "--batch_tokens"
 
 
 def _has_or_excludes_compile(settings) -> bool:

@@ -89,18 +89,14 @@ def _available(run: Run) -> float:
     return available_memory() / (run.place.local_world_size if run.place else 1)
 
 
-def _by_samples(settings) -> bool:
-    return getattr(settings, "batch_tokens", None) is None
-
-
 def _change_settings(run: Run, loader) -> None:
     """Writes the result into the settings, from which a resumed run takes it without probing."""
     settings, changed = run.settings, {}
     size, count = loader.micro_batch, loader.accumulation
-    changed["batch_size" if _by_samples(settings) else "batch_tokens"] = size
+    changed[loader.batch_flag.removeprefix("--")] = size
     if settings.global_batch is None:
         changed["accumulation_steps"] = count
-        if _by_samples(settings) and size * count * run.exchange.size != loader.step_size:
+        if settings.batch_tokens is None and size * count * run.exchange.size != loader.step_size:
             changed |= {"accumulation_steps": 1, "global_batch": loader.step_size}
     block = getattr(loader.mixing, "block", None)
     if block is not None and block != (
@@ -116,7 +112,7 @@ def _print_result(
     ranks, count = run.exchange.size, loader.accumulation
     size, asked = min(loader.micro_batch, loader.rank_batch), min(asked_size, loader.rank_batch)
     step, unit = loader.step_size, "samples"
-    if not _by_samples(run.settings):
+    if run.settings.batch_tokens is not None:
         step, unit = loader.rank_batch * ranks, "tokens"
     each = " in each process" if ranks > 1 else ""
     line = (

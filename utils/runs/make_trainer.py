@@ -101,7 +101,7 @@ def make_trainer(
         steps = build_local_steps(run, ready, loader, rule, make_parts)
     else:
         parts = make_parts(Guard(ready.model, ready.strategy), run.progress)
-        steps = engine.steps(parts, loader, run.console, launch_advice(settings))
+        steps = engine.steps(parts, loader, run.console, launch_advice(loader))
     note_optimizer(run, steps.optimizer, ready.strategy.optimizer_exchange)
     metrics = open_metrics(run, checkpoint, task.card)
     gpus = run.exchange.size if run.device.type == "cuda" else 0

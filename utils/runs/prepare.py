@@ -68,7 +68,8 @@ def prepare(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> Ready:
         kind.check_pretrained(pretrained)
         say(f"weights from {pretrained.source_text}")
     task = kind.load_task(run, checkpoint and kind.card(checkpoint), pretrained)
-    check_data(run, None if settings.eval_data else checkpoint, task.data.fingerprint)
+    trained_on = None if settings.eval_data else checkpoint
+    check_data(run, trained_on, task.data.fingerprint, kind.data_flags)
     # On the CPU; if it has `mixes_inside = True`, its forward takes the mixing plan as second
     # argument.
     model = kind.build_model(task.card)

@@ -90,7 +90,7 @@ def _keep_samples_per_step(run: Run, saved: dict) -> None:
     now = settings.accumulation_steps * run.workers.size
     if before in (None, now):
         return
-    if getattr(settings, "batch_tokens", None) is not None:
+    if settings.batch_tokens is not None:
         run.micro_batches = before
     elif settings.global_batch is None:
         run.change_settings({"global_batch": saved["global_batch_size"]})
@@ -100,11 +100,9 @@ def _keep_samples_per_step(run: Run, saved: dict) -> None:
         )
 
 
-def check_data(run: Run, checkpoint: Checkpoint | None, fingerprint: str) -> None:
+def check_data(run: Run, checkpoint: Checkpoint | None, fingerprint: str, flags: str) -> None:
     """Raises UserError if the data are not those of the other processes, or not those of the
-    checkpoint."""
-    files = hasattr(run.settings, "train_file")
-    flags = "--data_dir, --train_file, --test_file, --text_columns" if files else "--data_dir"
+    checkpoint. `flags`: those that name them."""
     if run.exchange.size > 1:
         from utils.distributed.meet import agree_on_data
 

@@ -50,7 +50,7 @@ def _introduce(run: Run, trainer: Trainer) -> None:
         until = f" until epoch {trainer.freeze.until}" if trainer.freeze.until is not None else ""
         part = f", {trained / 1e6:.2f} M of them trained{until}"
     # With --batch_tokens it is the mean.
-    about = "" if getattr(run.settings, "batch_tokens", None) is None else "about "
+    about = "" if run.settings.batch_tokens is None else "about "
     run.console.say(
         f"{run.model_name} ({parameters / 1e6:.2f} M parameters{part}) on {run.data_name} "
         f"({counted(trainer.loader.samples, 'sample')}),{processes} {run.device.type} "

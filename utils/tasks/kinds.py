@@ -21,6 +21,7 @@ class Kind:
     """
 
     card_class: Any  # of the card: what a model needs to know of its data
+    data_flags = "--data_dir"  # those that name the data
     # Environment variables to set unless the user has set them.
     environment: ClassVar[Mapping[str, str]] = {}
 

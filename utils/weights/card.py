@@ -4,6 +4,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
+from utils.reporting.run_folder import TOKENIZER
+
 
 @dataclass(frozen=True)
 class ModelCard:
@@ -63,6 +65,10 @@ class ModelCard:
         """(mean, std), or None if the model takes pictures of another number of channels."""
         return (self.mean, self.std) if channels == self.channels else None
 
+    def files(self) -> dict[str, bytes]:
+        """What other programs need beside the weights: {name: content}."""
+        return {}
+
     def to_dict(self) -> dict:
         """For JSON."""
         return asdict(self)
@@ -108,6 +114,9 @@ class TextCard:
             raise ValueError(f"{error.args[0]} is missing") from None
         except TypeError:
             raise ValueError("not a JSON object with a list of classes") from None
+
+    def files(self) -> dict[str, bytes]:
+        return {TOKENIZER: self.tokenizer.encode()}
 
     def to_dict(self) -> dict:
         """For JSON."""
