@@ -154,7 +154,7 @@ def test_advice_on_time_is_listed():
         device = torch.device("cuda")
 
     class Loader:
-        workers = 0
+        workers, batch_flag = 0, "--batch_size"
 
     settings = resnet50_test.Settings(
         dataset="imagefolder", eval_every=1, optimizer="ngd", mixup="meta"

@@ -55,7 +55,7 @@ def test_what_works(flags):
 def test_no_advice_to_take_a_flag_that_it_excludes(monkeypatch):
     monkeypatch.setattr("utils.runs.advice._computes_bf16", lambda device: True)
     run = SimpleNamespace(device=torch.device("cpu"), precision=SimpleNamespace(name="fp32"))
-    loader = SimpleNamespace(workers=0)
+    loader = SimpleNamespace(workers=0, batch_flag="--batch_size")
     assert "forward_backward" in phase_advice(settings_of(), run, loader)
     assert "forward_backward" not in phase_advice(settings_of(*ORT), run, loader)
 
@@ -72,4 +72,9 @@ def test_no_advice_to_take_a_flag_that_it_excludes(monkeypatch):
 def test_advice_to_evaluate_less_often_only_where_it_helps(epochs, eval_every, advice):
     run = SimpleNamespace(device=torch.device("cpu"), precision=SimpleNamespace(name="bf16"))
     settings = settings_of("--epochs", str(epochs), "--eval_every", str(eval_every))
-    assert phase_advice(settings, run, SimpleNamespace(workers=0)).get("evaluation") == advice
+    assert (
+        phase_advice(settings, run, SimpleNamespace(workers=0, batch_flag="--batch_size")).get(
+            "evaluation"
+        )
+        == advice
+    )

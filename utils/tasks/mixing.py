@@ -1,6 +1,8 @@
 """All that a run needs in order to mix: how batches are mixed, what is held out and measured for
 `--mixup auto`, and what learns with `--mixup meta`."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import math
