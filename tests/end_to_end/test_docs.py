@@ -3,7 +3,6 @@
 import contextlib
 import re
 import subprocess
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from utils.runs.advice import phase_advice
 from utils.settings.aliases import ALIASES, GIVES_WAY, PART_OF, SHORT_FOR
 from utils.settings.config import INVOCATION_ONLY, fields, parse
 from utils.training.log import NOTABLE
+from utils.training.objective import Precision
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
@@ -148,18 +148,15 @@ def test_advice_on_time_is_listed():
     told = {cells[0].strip("`"): float(cells[1].removesuffix(" %")) / 100 for cells in table}
     assert told == NOTABLE
 
-    @dataclass
-    class Run:
-        precision = type("Precision", (), {"name": "bf16"})
-        device = torch.device("cuda")
-
     class Loader:
         workers, batch_flag = 0, "--batch_size"
 
     settings = resnet50_test.Settings(
         dataset="imagefolder", eval_every=1, optimizer="ngd", mixup="meta"
     )
-    for phase, advice in phase_advice(settings, Run(), Loader()).items():
+    for phase, advice in phase_advice(
+        settings, Precision("bf16", torch.device("cuda")), Loader()
+    ).items():
         (helps,) = [cells[2] for cells in table if cells[0] == f"`{phase}`"]
         assert set(re.findall(r"--\w+", advice)) <= coded(helps), phase
 

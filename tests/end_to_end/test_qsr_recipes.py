@@ -2,7 +2,6 @@
 their workers average. (tests/end_to_end/test_docs.py sees that each can be read.)"""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -34,14 +33,13 @@ def settings_of(name: str, *flags: str):
 
 def rounds_of(settings):
     """The rounds of a run over ImageNet's 1,281,167 pictures, in parts for 16 workers."""
-    run = SimpleNamespace(settings=settings)
     epoch = Steps(
         1_281_167, batch_size=settings.batch_size, step_size=settings.global_batch, shuffle=True,
         mixing=None, drop_last=settings.drop_last,
     ).steps_per_epoch  # fmt: skip
     total = settings.epochs * epoch
-    schedule = schedule_of(run, settings.lr, total, epoch, None)
-    rule = rule_of(run, schedule, settings.lr, total, epoch)
+    schedule = schedule_of(settings, settings.lr, total, epoch, None, False, print)
+    rule = rule_of(settings, schedule, settings.lr, total, epoch)
     return simulate(rule, lambda step: settings.lr * schedule.factor(step))
 
 

@@ -1,7 +1,6 @@
 """The recipes of vit_test.py for ImageNet: their model, their rate, and one of their steps."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -52,14 +51,13 @@ def test_they_differ_by_their_model_alone(name):
 def test_rate_of_every_epoch(name):
     """In steps of 32,768 of ImageNet's 1,281,167 pictures."""
     settings = settings_of(name)
-    run = SimpleNamespace(settings=settings)
     steps = Steps(
         1_281_167, batch_size=settings.batch_size, step_size=settings.global_batch, shuffle=True,
         mixing=None, drop_last=settings.drop_last,
     ).steps_per_epoch  # fmt: skip
     total = settings.epochs * steps
     assert (steps, total) == (39, 11_700)
-    schedule = schedule_of(run, settings.lr, total, steps, None)
+    schedule = schedule_of(settings, settings.lr, total, steps, None, False, print)
     for epoch in range(300):
         expected = (epoch + 1) / 151 if epoch < 150 else (300 - epoch) / 150
         for step in (0, steps - 1):

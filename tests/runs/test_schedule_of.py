@@ -6,16 +6,15 @@ import pytest
 
 from resnet50_test import Settings
 from utils.runs.optimization import schedule_of
-from utils.settings.config import parse
+from utils.settings.config import COMMAND_LINE, parse
 
 STEPS_PER_EPOCH = 10
 
 
 def schedule(argv, steps, lines, checkpoint=None):
     settings, origin = parse(Settings, argv, "")
-    console = SimpleNamespace(say=lines.append)
-    run = SimpleNamespace(settings=settings, origin=origin, console=console)
-    return schedule_of(run, 1.0, steps, STEPS_PER_EPOCH, checkpoint)
+    is_given = origin["lr"] == COMMAND_LINE
+    return schedule_of(settings, 1.0, steps, STEPS_PER_EPOCH, checkpoint, is_given, lines.append)
 
 
 @pytest.mark.parametrize(

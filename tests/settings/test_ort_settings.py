@@ -10,6 +10,7 @@ import vit_test
 from utils.errors import UserError
 from utils.runs.advice import phase_advice
 from utils.settings.config import parse
+from utils.training.objective import Precision
 
 ORT = ("--engine", "ort")
 
@@ -54,10 +55,10 @@ def test_what_works(flags):
 
 def test_no_advice_to_take_a_flag_that_it_excludes(monkeypatch):
     monkeypatch.setattr("utils.runs.advice._computes_bf16", lambda device: True)
-    run = SimpleNamespace(device=torch.device("cpu"), precision=SimpleNamespace(name="fp32"))
+    precision = Precision("fp32", torch.device("cpu"))
     loader = SimpleNamespace(workers=0, batch_flag="--batch_size")
-    assert "forward_backward" in phase_advice(settings_of(), run, loader)
-    assert "forward_backward" not in phase_advice(settings_of(*ORT), run, loader)
+    assert "forward_backward" in phase_advice(settings_of(), precision, loader)
+    assert "forward_backward" not in phase_advice(settings_of(*ORT), precision, loader)
 
 
 @pytest.mark.parametrize(
@@ -70,11 +71,7 @@ def test_no_advice_to_take_a_flag_that_it_excludes(monkeypatch):
     ],
 )
 def test_advice_to_evaluate_less_often_only_where_it_helps(epochs, eval_every, advice):
-    run = SimpleNamespace(device=torch.device("cpu"), precision=SimpleNamespace(name="bf16"))
+    precision = Precision("bf16", torch.device("cpu"))
     settings = settings_of("--epochs", str(epochs), "--eval_every", str(eval_every))
-    assert (
-        phase_advice(settings, run, SimpleNamespace(workers=0, batch_flag="--batch_size")).get(
-            "evaluation"
-        )
-        == advice
-    )
+    loader = SimpleNamespace(workers=0, batch_flag="--batch_size")
+    assert phase_advice(settings, precision, loader).get("evaluation") == advice

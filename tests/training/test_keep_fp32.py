@@ -1,7 +1,6 @@
 """--keep_fp32: the named modules compute in float32 under autocast, also compiled and sharded."""
 
 import copy
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +14,7 @@ from utils.exchange import Exchange
 from utils.models.transformer import Transformer
 from utils.runs.prepare import _forward
 from utils.training.keep_fp32 import keep_in_float32, names_of_modules, refuse_uncalled
+from utils.training.objective import Precision
 
 CPU = torch.device("cpu")
 
@@ -116,9 +116,9 @@ def test_patterns_name_modules():
 def test_whether_modules_are_called_is_found_without_reading_data():
     """A batch that is read before --auto_batch would fix the size of the workers' batches."""
     model, task = small_model(), SimpleNamespace(usual_sample=lambda: torch.ones(1, 6))
-    run = SimpleNamespace(device=CPU, precision=SimpleNamespace(autocast=nullcontext))
+    precision = Precision("fp32", CPU)
     model[1].eval()
-    refuse_uncalled(model, ["1.0"], lambda: _forward(run, model, task))
+    refuse_uncalled(model, ["1.0"], lambda: _forward(model, task, precision))
     assert model[0].training and not model[1].training
 
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -172,9 +171,8 @@ def test_a_rate_below_the_schedules_lowest_fails_its_trial_alone(tmp_path, monke
     """With --lr_base_size the run alone knows that it is."""
     flags = ["--lr_base_size", "256", "--batch_size", "64", "--lr", "0.02", "--warmup_epochs", "1"]
     settings, _ = parse(resnet50_test.Settings, [*flags, *flag], "")
-    run = SimpleNamespace(settings=settings, console=SimpleNamespace(say=lambda line: None))
     with pytest.raises(UserError) as error:
-        learning_rate(run, global_batch=64)
+        learning_rate(settings, 64, print)
     runner = Runner(Path("nothing.py"), 1, [])
     monkeypatch.setattr(runner, "_start", lambda *_: (2, f"error: {error.value}\n"))
     outcome = runner.run(tmp_path / "rung0", {}, 0, -1)

@@ -4,10 +4,12 @@ from pathlib import Path
 
 from utils.optim.table import OPTIMIZERS
 from utils.settings.images import OWN_PICTURES
+from utils.training.objective import Precision
 
 
-def phase_advice(settings, run, loader) -> dict[str, str]:
+def phase_advice(settings, precision: Precision, loader) -> dict[str, str]:
     """{phase of a step: advice}, without what the settings already have; see training/log.py."""
+    device = precision.device
     advice = {
         "optimizer": f"a larger {loader.batch_flag}, or --accumulation_steps 4, makes fewer "
         "optimizer steps",
@@ -24,11 +26,11 @@ def phase_advice(settings, run, loader) -> dict[str, str]:
         )
     if settings.task != "texts" and settings.dataset in OWN_PICTURES:
         advice["data"] = f"read with more processes: --workers {2 * loader.workers or 4}"
-    is_slow_text = settings.task == "texts" and run.device.type == "cpu"  # docs/text.md
+    is_slow_text = settings.task == "texts" and device.type == "cpu"  # docs/text.md
     fixed = is_slow_text or settings.engine == "ort"  # which computes in float32 only
-    if run.precision.name == "fp32" and _computes_bf16(run.device) and not fixed:
+    if precision.name == "fp32" and _computes_bf16(device) and not fixed:
         advice["forward_backward"] = "this machine may be faster with --precision bf16"
-    elif run.device.type == "cuda" and not _has_or_excludes_compile(settings):
+    elif device.type == "cuda" and not _has_or_excludes_compile(settings):
         advice["forward_backward"] = "--compile may shorten it"
     return advice
 

@@ -42,7 +42,7 @@ def choose_micro_batch(
             model,
             loader,
             passes=_passes(run, model, objective, len(task.card.classes)),
-            build_optimizer=lambda: build_optimizer_of(run, model, settings.lr),
+            build_optimizer=lambda: build_optimizer_of(settings, run.precision, model, settings.lr),
             averaged=settings.ema_decay is not None,
             available=_available(run),
             exchange=run.exchange,

@@ -6,6 +6,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from utils.machine.packages import OPTIONAL, installed
 from utils.plural import counted
 from utils.reporting.console import duration
@@ -55,9 +57,12 @@ def rehearse(run: Run, trainer: Trainer, task: Task) -> None:
     say(f"                 evaluations ({counted(evaluated_samples, 'sample')} each)")
     for line in trainer.steps.forecast():
         say(line)
-    say(f"  memory         {peak_memory(run.device) / 2**30:.2f} GiB at most{_of_gpu(run)}")
+    say(f"  memory         {peak_memory(run.device) / 2**30:.2f} GiB at most{_of_gpu(run.device)}")
     checkpoints = settings.checkpoint_hist + 2  # the newest, the best, and the one being written
-    needed, (place, free) = checkpoints * _checkpoint_bytes(run, trainer), _free_space(run)
+    needed, (place, free) = (
+        checkpoints * _checkpoint_bytes(run.folder.checkpoints, trainer),
+        _free_space(settings.output),
+    )
     line = f"  disk           {needed / 2**20:,.0f} MiB for {checkpoints} checkpoints, "
     line += f"{free / 2**20:,.0f} MiB free in {place}"
     if free < needed:
@@ -124,24 +129,21 @@ def _batches(trainer: Trainer):
         epoch += 1
 
 
-def _of_gpu(run: Run) -> str:
-    if run.device.type != "cuda":
+def _of_gpu(device: torch.device) -> str:
+    if device.type != "cuda":
         return ", of this process"
-    import torch
-
-    return f" of {torch.cuda.get_device_properties(run.device).total_memory / 2**30:.1f} GiB"
+    return f" of {torch.cuda.get_device_properties(device).total_memory / 2**30:.1f} GiB"
 
 
-def _checkpoint_bytes(run: Run, trainer: Trainer) -> int:
+def _checkpoint_bytes(folder: Path, trainer: Trainer) -> int:
     """The size of a checkpoint; saves one into the temporary folder of the dry run."""
     trainer.save(final=True)
-    files = run.folder.checkpoints.rglob("*")
-    return sum(file.stat().st_size for file in files if file.is_file())
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def _free_space(run: Run) -> tuple[Path, int]:
+def _free_space(output: str | None) -> tuple[Path, int]:
     """(the nearest existing folder at or above the run's folder, its free bytes)."""
-    place = Path(run.settings.output or RUNS)
+    place = Path(output or RUNS)
     while not place.exists():
         place = place.parent
     return place, shutil.disk_usage(place).free

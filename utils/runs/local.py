@@ -68,7 +68,7 @@ def build_local_steps(
 
 
 def rule_of(
-    run: Run, schedule: Schedule, lr: float, total_steps: int, steps_per_epoch: int
+    settings, schedule: Schedule, lr: float, total_steps: int, steps_per_epoch: int
 ) -> SyncRule:
     """When the workers average.
 
@@ -76,7 +76,6 @@ def rule_of(
         lr: the peak learning rate.
         steps_per_epoch: optimizer steps.
     """
-    settings = run.settings
     optimizer = OPTIMIZERS[settings.optimizer]
     adaptive = optimizer.lr_scaling(**optimizer.values_of(settings)) != LINEAR
     base, power = settings.base_of_rounds, settings.qsr_power

@@ -23,6 +23,7 @@ from utils.runs.optimization import (
 from utils.runs.prepare import Ready, measure_split
 from utils.runs.records import open_metrics
 from utils.runs.run import Run
+from utils.settings.config import COMMAND_LINE
 from utils.settings.run import save_interval
 from utils.tasks.mixing import build_meta, build_mixing_control, learns_pairs
 from utils.tasks.task import Task
@@ -51,7 +52,7 @@ def make_plan(run: Run, task: Task, checkpoint: Checkpoint | None) -> TrainingPl
             f"choice: add --val_fraction 0.1, for example{other}"
         )
     if checkpoint is None:
-        note_rates_of_recipe(run)
+        note_rates_of_recipe(settings, run.origin, run.console.say)
     total_steps, limit = settings.epochs * steps_per_epoch, "--epochs"
     if settings.max_steps is not None and settings.max_steps < total_steps:
         total_steps, limit = settings.max_steps, "--max_steps"
@@ -92,24 +93,33 @@ def make_trainer(
             cuda_graphs="off" if settings.trains_locally else settings.cuda_graphs,
             deterministic=settings.deterministic,
         )
-    lr = learning_rate(run, loader.step_size)
-    schedule = schedule_of(run, lr, schedule_steps, loader.steps_per_epoch, checkpoint)
+    lr = learning_rate(settings, loader.step_size, run.console.say)
+    schedule = schedule_of(
+        settings,
+        lr,
+        schedule_steps,
+        loader.steps_per_epoch,
+        checkpoint,
+        run.origin["lr"] == COMMAND_LINE,
+        run.console.say,
+    )
     make_parts = _parts_maker(run, ready, checkpoint, schedule, lr, engine)
     steps: Steps
     if settings.trains_locally:
-        rule = rule_of(run, schedule, lr, total_steps, loader.steps_per_epoch)
+        rule = rule_of(settings, schedule, lr, total_steps, loader.steps_per_epoch)
         steps = build_local_steps(run, ready, loader, rule, make_parts)
     else:
         parts = make_parts(Guard(ready.model, ready.strategy), run.progress)
         steps = engine.steps(parts, loader, run.console, launch_advice(loader))
-    note_optimizer(run, steps.optimizer, ready.strategy.optimizer_exchange)
+    exchange = ready.strategy.optimizer_exchange
+    note_optimizer(settings.optimizer, steps.optimizer, exchange, run.console.say)
     metrics = open_metrics(run, checkpoint, task.card)
     gpus = run.exchange.size if run.device.type == "cuda" else 0
     clock = Clock(run.progress, run.device, run.started, gpus)
     log = TrainingLog(
         run.console,
         metrics,
-        phase_advice(settings, run, loader) | memory_advice(settings, run.device),
+        phase_advice(settings, run.precision, loader) | memory_advice(settings, run.device),
         run.close_at_end(_hardware(run, ready, clock)),
     )
     save_steps, save_seconds = save_interval(settings.save_every, loader.steps_per_epoch)
@@ -193,7 +203,12 @@ def _parts_maker(
     def make_parts(guard: Guard, progress: Progress) -> StepParts:
         with run.signals.held():  # an import of PyTorch's compiler, as in make_trainer
             optimizer = build_optimizer_of(
-                run, ready.model, lr, strategy.optimized_tensor, strategy.optimizer_exchange
+                settings,
+                run.precision,
+                ready.model,
+                lr,
+                strategy.optimized_tensor,
+                strategy.optimizer_exchange,
             )
         average = None
         if settings.ema_decay is not None:

@@ -1,6 +1,7 @@
 """Optimizer and schedule as the settings ask for them."""
 
 import contextlib
+from collections.abc import Callable
 
 from utils.checkpoints.checkpoint import Checkpoint
 from utils.errors import UserError
@@ -10,13 +11,20 @@ from utils.optim.factory import build_optimizer
 from utils.optim.schedules import build_schedule
 from utils.optim.table import OPTIMIZERS
 from utils.plural import counted
-from utils.runs.run import Run
 from utils.settings.config import COMMAND_LINE, FILE
 from utils.settings.optimization import milestone_epochs
+from utils.training.objective import Precision
+
+Say = Callable[[str], None]  # prints a line
 
 
 def build_optimizer_of(
-    run: Run, model, lr: float, in_place_of=lambda parameter: parameter, exchange=None
+    settings,
+    precision: Precision,
+    model,
+    lr: float,
+    in_place_of=lambda parameter: parameter,
+    exchange=None,
 ):
     """The optimizer that the settings ask for.
 
@@ -24,7 +32,6 @@ def build_optimizer_of(
         in_place_of: parameter of the model -> the tensor that the optimizer updates in its place.
         exchange: with the other ranks; None: the optimizer does not communicate.
     """
-    settings = run.settings
     entry = OPTIMIZERS[settings.optimizer]
     return build_optimizer(
         settings.optimizer,
@@ -45,7 +52,7 @@ def build_optimizer_of(
         lookahead_alpha=settings.lookahead_alpha,
         momentum=settings.momentum,
         **entry.values_of(settings),
-        **entry.products(run.precision.name),
+        **entry.products(precision.name),
     )
 
 
@@ -57,11 +64,10 @@ def _trained_heads(model) -> list:
     return []
 
 
-def note_optimizer(run: Run, optimizer, exchange: Exchange) -> None:
-    """Prints what computes the steps, for an optimizer whose name does not say so."""
-    remark = OPTIMIZERS[run.settings.optimizer].remark(optimizer.param_groups, exchange)
-    if remark:
-        run.console.say(f"note: {remark}")
+def note_optimizer(name: str, optimizer, exchange: Exchange, say: Say) -> None:
+    """Says what computes the steps, for an optimizer whose name does not."""
+    if remark := OPTIMIZERS[name].remark(optimizer.param_groups, exchange):
+        say(f"note: {remark}")
 
 
 def lr_scales(
@@ -90,13 +96,12 @@ def lr_scales(
     return scales
 
 
-def learning_rate(run: Run, global_batch: int) -> float:
+def learning_rate(settings, global_batch: int, say: Say) -> float:
     """The peak learning rate: --lr, scaled to this global batch with --lr_base_size."""
-    settings = run.settings
     if settings.lr_base_size is None:
         return settings.lr
     lr = settings.lr * global_batch / settings.lr_base_size
-    run.console.say(
+    say(
         f"learning rate {lr:.4g}: --lr {settings.lr:g} is for {settings.lr_base_size} samples, and "
         f"an optimizer step has {global_batch}"
     )
@@ -104,10 +109,9 @@ def learning_rate(run: Run, global_batch: int) -> float:
     return lr
 
 
-def note_rates_of_recipe(run: Run) -> None:
-    """Prints a note if the command line replaces a recipe's optimizer but keeps the recipe's
+def note_rates_of_recipe(settings, origin: dict, say: Say) -> None:
+    """Says so if the command line replaces a recipe's optimizer but keeps the recipe's
     learning rate, momentum or weight decay, which differ from the new optimizer's defaults."""
-    settings, origin = run.settings, run.origin
     entry = OPTIMIZERS[settings.optimizer]
     defaults = entry.defaults(settings.task == "texts", **entry.values_of(settings))
     kept = [
@@ -116,7 +120,7 @@ def note_rates_of_recipe(run: Run) -> None:
         if origin[name] == FILE and default not in (None, getattr(settings, name))
     ]
     if origin["optimizer"] == COMMAND_LINE and kept:
-        run.console.say(
+        say(
             f"note: {', '.join(f'--{name} {getattr(settings, name):g}' for name in kept)} as the "
             f"recipe says; the default of --optimizer {settings.optimizer} is "
             f"{', '.join(f'{defaults[name]:g}' for name in kept)}"
@@ -124,11 +128,16 @@ def note_rates_of_recipe(run: Run) -> None:
 
 
 def schedule_of(
-    run: Run, lr: float, schedule_steps: int, steps_per_epoch: int, checkpoint: Checkpoint | None
+    settings,
+    lr: float,
+    schedule_steps: int,
+    steps_per_epoch: int,
+    checkpoint: Checkpoint | None,
+    lr_is_given: bool,
+    say: Say,
 ):
-    """The schedule over `schedule_steps` optimizer steps. Prints a note if the learning rate of a
+    """The schedule over `schedule_steps` optimizer steps. Says so if the learning rate of a
     resumed run departs from the schedule that it began with."""
-    settings = run.settings
 
     def warmup_of(steps: int) -> int:
         if "warmup" not in settings.schedule_flags:  # a recipe's, that --sched onecycle overrules
@@ -140,7 +149,7 @@ def schedule_of(
         return round(settings.warmup_epochs * steps_per_epoch)
 
     if (warmup := warmup_of(schedule_steps)) >= schedule_steps:
-        run.console.say(f"note: the warm-up ({counted(warmup, 'step')}) takes the whole schedule")
+        say(f"note: the warm-up ({counted(warmup, 'step')}) takes the whole schedule")
 
     first = None
     if settings.sched == "step":
@@ -149,7 +158,7 @@ def schedule_of(
         first = milestone_epochs(settings.milestones)[0]
     if first is not None and first * steps_per_epoch >= schedule_steps:
         length = counted(float(f"{schedule_steps / steps_per_epoch:.3g}"), "epoch")
-        run.console.say(
+        say(
             f"note: the learning rate never falls: --sched {settings.sched} first lowers it after "
             f"{counted(float(first), 'epoch')}, and the schedule has {length}"
         )
@@ -177,14 +186,14 @@ def schedule_of(
         step = checkpoint.step
         now, then = (lr * each.factor(step) for each in (schedule, build(before)))
         keep = f"; --epochs_for_sched {before // steps_per_epoch} keeps the old schedule"
-        run.console.say(
+        say(
             f"note: the {settings.sched} schedule spans {counted(schedule_steps, 'step')} now and "
             f"spanned {before:,}: the learning rate is now {now:.3g} instead of "
             f"{then:.3g}{keep if before % steps_per_epoch == 0 else ''}"
         )
     lowered = checkpoint.state.get("schedule", {}).get("reduced", 1.0) if checkpoint else 1.0
-    if lowered < 1 and run.origin["lr"] == COMMAND_LINE:
-        run.console.say(
+    if lowered < 1 and lr_is_given:
+        say(
             f"note: the plateau schedule has lowered the learning rate to {lowered:.3g} of --lr so "
             f"far: it is now {lr * lowered:.3g}"
         )

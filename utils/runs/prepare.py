@@ -23,7 +23,7 @@ from utils.training.evaluation import Evaluation, evaluate
 from utils.training.flops import forward_flops
 from utils.training.freeze import Freeze
 from utils.training.keep_fp32 import keep_in_float32, names_of_modules, refuse_uncalled
-from utils.training.objective import Classification
+from utils.training.objective import Classification, Precision
 from utils.weights.pretrained import fit_weights, load_pretrained
 
 
@@ -96,7 +96,7 @@ def prepare(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> Ready:
     _say_fused(run)
     kept = kept_modules(run, model)
     if kept:
-        refuse_uncalled(model, kept, lambda: _forward(run, model, task))
+        refuse_uncalled(model, kept, lambda: _forward(model, task, run.precision))
         keep_in_float32(model, kept, run.device)
     mixes_inside = getattr(model, "mixes_inside", False)
 
@@ -152,12 +152,12 @@ def kept_modules(run: Run, model: nn.Module) -> list[str]:
     return names
 
 
-def _forward(run: Run, model: nn.Module, task: Task) -> None:
+def _forward(model: nn.Module, task: Task, precision: Precision) -> None:
     """One sample, without gradients, in evaluation mode."""
     training = [module for module in model.modules() if module.training]
     model.eval()
-    with torch.no_grad(), run.precision.autocast():
-        model(task.usual_sample().to(run.device))
+    with torch.no_grad(), precision.autocast():
+        model(task.usual_sample().to(precision.device))
     for module in training:
         module.training = True
 

@@ -1,6 +1,7 @@
 """From which checkpoint a run goes on, or takes its weights, and what has to be as before."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from utils.checkpoints.checkpoint import (
@@ -11,6 +12,7 @@ from utils.checkpoints.checkpoint import (
     read_checkpoint,
 )
 from utils.errors import UserError
+from utils.exchange import Exchange
 from utils.plural import counted
 from utils.runs.run import Run, same_folder
 from utils.training.trainer import TrainingPlan
@@ -60,18 +62,20 @@ def load_checkpoint(run: Run) -> Checkpoint | None:
             )
     if settings.action.trains:
         _keep_samples_per_step(run, loaded.run_info)
-        _look_for_best(run, loaded, store)
+        _look_for_best(loaded, store, run.exchange, run.console.say)
     return loaded
 
 
-def _look_for_best(run: Run, checkpoint: Checkpoint, store: Checkpoints) -> None:
+def _look_for_best(
+    checkpoint: Checkpoint, store: Checkpoints, exchange: Exchange, say: Callable[[str], None]
+) -> None:
     """If the best checkpoint so far is gone, the best one before it that is still there takes
     its place; without one, the best one is counted anew. Collective."""
     progress = checkpoint.state["progress"]
     best = progress["best_step"]
     if best in (None, checkpoint.step):
         return
-    found = run.exchange.gather_json(store.existing_best(best, checkpoint.step))[0]
+    found = exchange.gather_json(store.existing_best(best, checkpoint.step))[0]
     if found == best:
         return
     before, place = {}, "the best one is counted anew from here on"
@@ -80,7 +84,7 @@ def _look_for_best(run: Run, checkpoint: Checkpoint, store: Checkpoints) -> None
         place = f"{store.path(found)} is the best one now"
     for name in ("best_step", "best_epoch", "best_val_accuracy", "best_val_loss"):
         progress[name] = before.get(name)
-    run.console.say(f"note: the best checkpoint, {store.path(best)}, is gone: {place}")
+    say(f"note: the best checkpoint, {store.path(best)}, is gone: {place}")
 
 
 def _keep_samples_per_step(run: Run, saved: dict) -> None:
