@@ -119,6 +119,7 @@ def test_every_form_of_importing_torch_distributed_is_found(source, uses):
     assert uses_distributed(source) is uses
 
 
+@pytest.mark.slow
 def test_torch_distributed_is_imported_where_processes_are_known():
     packages = {"distributed", "launch"}
     outside = [path for path in MODULES if not packages & {*path.relative_to(ROOT).parts}]
@@ -186,6 +187,7 @@ def test_light_modules_do_not_import_torch():
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_importing_everything_does_no_work():
     """No module of ours opens a file, starts a thread or draws a random number on import."""
     names = [module_name(path) for path in MODULES] + ["resnet50_test"]

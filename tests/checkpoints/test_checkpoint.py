@@ -42,6 +42,7 @@ def test_sums_are_those_of_sha256sum(tmp_path):
         assert hashlib.sha256((path / name).read_bytes()).hexdigest() == digest
 
 
+@pytest.mark.slow
 def test_weights_are_the_same_bytes_and_open_anywhere(tmp_path):
     trainer = make_trainer(tmp_path, epochs=1)
     trainer.fit()

@@ -52,7 +52,7 @@ def counted(exchange, strategy: str, accumulation: int, optimizer: str = "sgd") 
     }
 
 
-@pytest.mark.parametrize("accumulation", (1, 4))
+@pytest.mark.parametrize("accumulation", (1, pytest.param(4, marks=pytest.mark.slow)))
 def test_ddp_reduces_the_gradient_once_a_step(worlds, accumulation):
     for rank in worlds(2).run(counted, "ddp", accumulation):
         calls = dict(rank["calls"])
@@ -63,6 +63,7 @@ def test_ddp_reduces_the_gradient_once_a_step(worlds, accumulation):
         assert calls == {("all_reduce", rank["statistics"]): 1, ("all_reduce", 8): 1}
 
 
+@pytest.mark.slow
 def test_ngd_sends_its_matrices_once_a_period(worlds):
     for rank in worlds(2).run(counted, "ddp", 1, "ngd"):
         gathered = {k: n for k, n in rank["calls"].items() if k[0] == "all_gather"}
@@ -70,6 +71,7 @@ def test_ngd_sends_its_matrices_once_a_period(worlds):
         assert gathered == {("all_gather", share): 1 / 4}
 
 
+@pytest.mark.slow
 def test_fsdp_gathers_twice_and_reduces_once(worlds):
     for rank in worlds(2).run(counted, "fsdp", 1):
         total = dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce"), 0.0)

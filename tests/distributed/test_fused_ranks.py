@@ -92,7 +92,7 @@ def plain(worlds):
     ],
     ids=["sgd", "ngd", "sync_bn", "texts", "speed, sync_bn"],
 )
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_a_fused_network_trains_as_the_plain_one(
     worlds, plain, strategy, mode, synced, optimizer, texts
 ):

@@ -189,12 +189,13 @@ def check(worlds, case, losses, policies, layouts=LAYOUTS, **options):
 
 
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("case", ["pictures", slow("embeddings"), "sentences"])
+@pytest.mark.parametrize("case", ["pictures", slow("embeddings"), slow("sentences")])
 def test_ranks_and_micro_batches_are_one_batch(worlds, case, exact):
     losses, policies = (1e-12, 1e-11) if exact else (1e-7, 1e-6)
     check(worlds, case, losses, policies, exact=exact)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["embeddings", slow("sentences"), slow("pictures")])
 def test_in_float32(worlds, case):
     check(worlds, case, 1e-5, 1e-5, ((2, 2), (4, 1)), dtype=torch.float32, exact=True)
@@ -207,6 +208,7 @@ def test_the_fast_form_in_float32(worlds, case):
     check(worlds, case, 1e-4, 5e-4, ((2, 2), (4, 1)), dtype=torch.float32, every=4)
 
 
+@pytest.mark.slow
 def test_with_batch_norm_over_the_ranks(worlds):
     check(worlds, "BatchNorm", 1e-7, 1e-6, ((2, 1), (4, 1)))
 

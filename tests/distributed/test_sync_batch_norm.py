@@ -236,6 +236,7 @@ def activated(exchange):
     return norm(own).detach(), norm.eval()(own).detach()
 
 
+@pytest.mark.slow
 def test_timms_activation_stays(worlds):
     """timm's BatchNormAct2d, of EfficientNets and others, has an activation of its own."""
     expected = activated(Exchange())

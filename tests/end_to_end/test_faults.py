@@ -370,6 +370,7 @@ def test_a_loss_that_is_not_finite_is_reported(fails):
     )
 
 
+@pytest.mark.slow
 def test_names_may_have_spaces_and_any_letters():
     root = tree(Path("Bilder von Müllers Katze"), classes=("Kätzchen", "犬 dog"))
     result = subprocess.run(

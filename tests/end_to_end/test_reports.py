@@ -257,6 +257,7 @@ def test_a_run_without_its_test_is_tested_when_asked(works):
 # ---- more epochs than planned -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_more_epochs_change_the_schedule_unless_the_old_plan_is_kept(works):
     flags = [*TINY, "--eval_every", "0"]
     for output in ("new plan", "old plan"):

@@ -63,6 +63,7 @@ def test_a_failure_before_the_first_step_leaves_the_folder_free(run, monkeypatch
     assert run(*TINY, "--epochs", 1, "--output", "mine")[0] == 0  # not "already holds a run"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("first_is_best")
 def test_a_branch_has_its_starting_point_and_the_best_checkpoint(run, monkeypatch):
     flags = ["--val_fraction", "0.1", "--save_every", "2", "--checkpoint_hist", "1"]

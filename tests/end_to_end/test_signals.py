@@ -112,6 +112,7 @@ sys.exit(code if "torch" in sys.modules else "the import of PyTorch was broken o
 """
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_import_of_pytorch_waits_for_its_end(tmp_path):
     """During it C++ calls Python, where an exception would end the process by SIGABRT."""
     result = subprocess.run(
@@ -133,6 +134,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_second_signal_stops_at_once(tmp_path):
     here = Path(__file__).parent
     paths = os.pathsep.join(map(str, (ROOT, here.parent, here)))

@@ -45,6 +45,7 @@ def of_others() -> Tokenizer:
     return tokenizer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [trained, vocabulary, of_others])
 def test_the_program_answers_as_predict_does(tmp_path, monkeypatch, capsys, make):
     pytest.importorskip("onnxruntime")

@@ -19,6 +19,7 @@ from utils.launch.launcher import Job
 from utils.launch.launchers import LaunchedAs
 
 
+@pytest.mark.slow
 def test_processes_are_started_on_loopback(launches):
     code, out, err = launches.run(ENTRY, "--epochs", "3", OMP_NUM_THREADS="3")
     assert (code, err) == (0, "")
@@ -196,11 +197,13 @@ sys.exit(run_agent(["x_test.py"], 0, None, ""))
 """
 
 
+@pytest.mark.slow
 def test_a_signal_counts_even_if_torchrun_fails_because_of_it():
     ended = subprocess.run([sys.executable, "-c", MET], cwd=ROOT, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (143, "")
 
 
+@pytest.mark.slow
 def test_workers_do_not_outlive_a_launcher_that_is_killed(launches):
     launch = launches.start(ENTRY, "--do", "stubborn")
     wait_until(lambda: len(launches.starts()) == 2)
@@ -209,6 +212,7 @@ def test_workers_do_not_outlive_a_launcher_that_is_killed(launches):
     wait_until(lambda: not any(map(alive, pids)))
 
 
+@pytest.mark.slow
 def test_nohup_protects_the_workers(launches):
     """torchrun would catch the signal although it is ignored, and end them."""
     launch = launches.start(ENTRY, "--do", "train", before=["nohup"])

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CODE = """
 import sys
 import torch
@@ -26,6 +28,7 @@ for name in ("adamw", "lamb", "muon", "ngd", "sgd"):
 """
 
 
+@pytest.mark.slow
 def test_steps_of_optimizers_import_no_compiler():
     """Its import takes two seconds."""
     root = Path(__file__).parents[2]

@@ -40,7 +40,7 @@ def random_pair(depth: int):
     return ours, theirs
 
 
-@pytest.mark.parametrize("depth", [18, 50])
+@pytest.mark.parametrize("depth", [18, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 def test_outputs_gradients_and_statistics_are_torchvisions(depth, training):
     ours, theirs = random_pair(depth)

@@ -65,6 +65,7 @@ def test_tensorboard_drops_steps_that_a_resumed_run_repeats(tmp_path):
     assert events(tmp_path)["loss/train_steps"] == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0)]
 
 
+@pytest.mark.slow
 @needs_tensorboard
 def test_tensorboard_shows_a_running_and_a_killed_run(tmp_path):
     program = (

@@ -97,6 +97,7 @@ def written(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in sorted(folder.rglob("*.wandb")))
 
 
+@pytest.mark.slow
 def test_wandb_offline_holds_the_figures_and_nothing_private(tmp_path):
     result = run_wandb(tmp_path)
     assert (result.returncode, result.stdout, result.stderr) == (0, "[]\n", "")  # no other output
@@ -241,6 +242,7 @@ time.sleep(0.3)
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_reaches_the_whole_group_and_the_last_records_are_kept(tmp_path):
     result = run_wandb(tmp_path, then=CTRL_C + RECORDS)
     assert (result.returncode, result.stdout) == (0, "interrupted\n[]\n"), result.stderr

@@ -173,6 +173,7 @@ def test_all_that_a_step_can_have(tmp_path, gpu, precision):
     assert frozen.requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mixup", "cutmix", "policy", "sample"])
 def test_every_mixup(tmp_path, gpu, kind):
     trainer = make_trainer(tmp_path, device=CUDA, accumulation=2, mixing=mixing(kind))
@@ -197,6 +198,7 @@ def test_pictures(tmp_path, gpu, resident):
             trainer.forward_backward(data.made(batch))
 
 
+@pytest.mark.slow
 def test_operations_on_pictures(tmp_path, gpu):
     """Windows that are resized, RandAugment and jitter; nothing is left to `made`."""
     data = loader(device=CUDA, augment=False)
@@ -249,6 +251,7 @@ def vit() -> ViT:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixup", ["none", "mixup", "policy"])
 def test_vit(tmp_path, gpu, mixup):
     """With rates by layer."""
@@ -282,6 +285,7 @@ def test_transformer(tmp_path, gpu, precision, fused):
     assert bool(gpu.launches) == (fused != "none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -89,6 +89,7 @@ def test_any_division_of_a_step_trains_the_same(tmp_path, mixup_at):
         torch.testing.assert_close(other, weights[0], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_learns_and_counts_each_text_once(tmp_path):
     made = trainer(tmp_path, epochs=12, n=240, lr=0.01)
     made.fit()

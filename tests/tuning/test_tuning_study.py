@@ -25,6 +25,7 @@ from utils.settings.config import parse
 HERE = Path(__file__).parent
 
 
+@pytest.mark.slow
 def test_files_of_a_search(reference):
     folder, said = reference
     for name in ("best.yaml", "trials.csv", "report.json", "history.png", "slices.png",
@@ -79,6 +80,7 @@ def test_the_recipe_reproduces_its_score(reference, tmp_path):
     assert recipe["epochs"] == 50 and "subset" not in recipe and "val_fraction" not in recipe
 
 
+@pytest.mark.slow
 def test_the_same_command_again_trains_nothing(reference, tmp_path):
     folder, _ = reference
     before = results(folder)
@@ -179,6 +181,7 @@ def test_a_rate_below_the_schedules_lowest_fails_its_trial_alone(tmp_path, monke
     assert outcome.failure == f"{flag[0]} 0.01 is above this learning rate, 0.005"
 
 
+@pytest.mark.slow
 def test_a_search_ends_if_every_trial_fails(search):
     code, _, err = search("--lr", "0.95", "--trials", "9")
     assert code == 2 and err.startswith("error: all 3 trials have failed, the last one: step 3")
@@ -191,6 +194,7 @@ def test_a_fault_that_is_no_trials_own_ends_the_search(search, tmp_path):
     assert not (tmp_path / "study" / "trials.csv").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_of_the_search_ends_it(search, tmp_path, start):
     with small_disk(tmp_path / "small", "300k") as folder:
         words = ["--trials", "2", "--confirm", "0", "--output", folder / "study"]
@@ -218,6 +222,7 @@ def test_a_truncated_journal_is_completed_from_the_runs(search, tmp_path, refere
     assert not (tmp_path / "trace").exists()  # all runs were there, and none was trained
 
 
+@pytest.mark.slow
 def test_other_settings_are_refused_by_name(search, tmp_path, refuse, reference):
     folder, _ = reference
     for flags, name in (

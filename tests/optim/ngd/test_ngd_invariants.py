@@ -298,6 +298,7 @@ def test_an_update_is_skipped_by_selection():
         assert not torch.equal(other.multiplier, before.multiplier)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_update_can_be_compiled():
     """As one graph, with the same result: nothing in it needs a value on the host."""

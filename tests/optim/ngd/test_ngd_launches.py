@@ -20,7 +20,7 @@ def transformer() -> nn.Module:
     ("make", "most", "most_with_update"),
     [
         pytest.param(resnet50, 300, 900, marks=pytest.mark.slow),
-        (transformer, 80, 350),
+        pytest.param(transformer, 80, 350, marks=pytest.mark.slow),
     ],
     ids=["resnet50", "transformer"],
 )
