@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
 from pathlib import Path
 
 from optuna.trial import FrozenTrial, TrialState
@@ -31,7 +30,6 @@ def draw_plots(
 ) -> None:
     """history.png, slices.png, importance.png and learning_rate.png; grid.png if two settings
     are tuned on a `grid`. Raises OSError."""
-    os.environ.setdefault("MPLBACKEND", "Agg")
     done = [trial for trial in trials if trial.state.is_finished()]
     # If all trials failed, or none has finished yet, there is nothing to draw.
     if not any(trial.intermediate_values for trial in done):

@@ -11,13 +11,13 @@ from importlib.metadata import version
 from optuna.trial import FrozenTrial, TrialState
 
 from tuning.confirm import Verdict
+from tuning.files import MAKE_ROOM, told
 from tuning.halving import DEFAULT_TRIAL
 from tuning.plots import draw_plots
 from tuning.recipe import as_flags, to_yaml
 from tuning.runner import Outcome
 from tuning.space import shown
-from utils.errors import UserError
-from utils.files import reason, replace_file
+from utils.files import replace_file
 from utils.plural import counted
 from utils.reporting.metrics import to_json
 
@@ -101,20 +101,16 @@ class Report:
             "trials": rows,
         }
         text = to_yaml(recipe, head).encode("utf-8", "surrogateescape")
-        try:
-            with self.study.held():  # another process may end at the same time
-                replace_file(self.folder / "trials.csv", self.csv(rows).encode())
-                replace_file(self.folder / "best.yaml", text)
-                content = f"{to_json(summary, indent=1)}\n".encode()
-                replace_file(self.folder / "report.json", content)
-                draw_plots(
-                    *(self.trials, self.space, self.rungs, self.folder, verdict.number),
-                    grid=self.study.grid,
-                )
-        except OSError as error:
-            raise UserError(
-                f"{self.folder}: {reason(error)}; make room, then start the same command again"
-            ) from None
+        # Another process may end at the same time.
+        with told(self.folder, MAKE_ROOM), self.study.held():
+            replace_file(self.folder / "trials.csv", self.csv(rows).encode())
+            replace_file(self.folder / "best.yaml", text)
+            content = f"{to_json(summary, indent=1)}\n".encode()
+            replace_file(self.folder / "report.json", content)
+            draw_plots(
+                *(self.trials, self.space, self.rungs, self.folder, verdict.number),
+                grid=self.study.grid,
+            )
         say(self.search.recipe.lr_rule(values))
         say(f"recipe: {self.folder / 'best.yaml'}; table and plots beside it")
 

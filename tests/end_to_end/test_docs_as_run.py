@@ -5,7 +5,6 @@ describe. Curves are drawn for three runs only.
 import contextlib
 import csv
 import functools
-import importlib
 import importlib.util
 import io
 import json
@@ -22,6 +21,7 @@ import torchvision
 from clone_of_pages import SHORT, SIDE, SMALL, clone, newest, run, shortened
 from pages import ENTRIES, ROOT, blocks, coded, rows, text
 
+from tuning.entry import target_of
 from tuning.flags import for_trials
 from tuning.search import Search
 from utils.launch import launcher as launch
@@ -138,13 +138,12 @@ def _prepare_launch(command: str) -> None:
 
 def _prepare_search(command: str) -> None:
     """All but the trials, which tests/tuning/ tests."""
-    name = re.match(r"bash tuning/(\w+)\.sh ", command)[1]
-    program = importlib.import_module(f"tuning.{name}")
+    target = target_of(re.match(r"bash tuning/(\w+)_tuning\.sh ", command)[1])
     flags = for_trials(shlex.split(command)[2:])
-    settings, origin = parse(program.Settings, flags, "")
+    settings, origin = parse(target.search_class, flags, "")
     settings.output = f"studies/{len(list(Path('studies').glob('*')))}"
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        Search(program.TARGET, settings, origin, signals=None).console.close()
+        Search(target, settings, origin, signals=None).console.close()
     assert "tuning lr" in said.getvalue() or "--params" in command
 
 
