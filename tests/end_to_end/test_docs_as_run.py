@@ -19,6 +19,7 @@ import pytest
 import torch
 import torchvision
 from clone_of_pages import SHORT, SIDE, SMALL, clone, newest, run, shortened
+from matplotlib.figure import Figure
 from pages import ENTRIES, ROOT, blocks, coded, rows, text
 
 from tuning.entry import target_of
@@ -161,7 +162,7 @@ def _run_entry(workplace: Path, command: str) -> None:
     before = set(Path("runs").iterdir())
     with pytest.MonkeyPatch.context() as patch:  # each takes half a second
         patch.setattr("utils.runs.summary.draw_curves", lambda *_: None)
-        patch.setattr("utils.reporting.classes.draw_confusions", lambda *_: b"")
+        patch.setattr("utils.reporting.classes.draw_confusions", lambda *_: Figure())
         result = run(shortened(command))
     assert result.code == 0, f"{command}\n{result.err}"
     assert "error" not in result.err and "Warning" not in result.err

@@ -1,10 +1,11 @@
 """curves.png: loss, accuracy, learning rate and phases of the time, over the epochs of a run."""
 
+import io
 import itertools
 import math
-import os
 from pathlib import Path
 
+from utils.files import replace_file
 from utils.plural import counted
 from utils.reporting.console import epoch_text
 
@@ -26,7 +27,6 @@ def draw_curves(records: list[dict], path: Path, title: str) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    os.environ.setdefault("MPLBACKEND", "Agg")
     from matplotlib.figure import Figure
 
     further = [
@@ -59,13 +59,9 @@ def draw_curves(records: list[dict], path: Path, title: str) -> None:
 
 def save_figure(figure, path: Path) -> None:
     """Writes a PNG atomically. Raises OSError."""
-    aside = path.with_name(f".{path.name}.tmp")
-    try:
-        figure.savefig(aside, format="png", dpi=110)
-        os.replace(aside, path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=110)
+    replace_file(path, content.getvalue())
 
 
 # ---- the panels -------------------------------------------------------------------------------
