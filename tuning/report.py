@@ -19,6 +19,7 @@ from tuning.runner import Outcome
 from tuning.space import shown
 from utils.files import replace_file
 from utils.plural import counted
+from utils.reporting.console import aligned
 from utils.reporting.metrics import to_json
 
 SHOWN = 10  # trials in the table on the console; the CSV has all
@@ -171,13 +172,8 @@ class Report:
                     "" if row["state"] == "complete" else row["failure"][:40] or row["state"],
                 ]
             )
-        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-        texts = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
         hidden = len(rows) - len(listed)
-        return texts + ([f"... and {hidden} more in trials.csv"] if hidden > 0 else [])
+        return aligned(lines) + ([f"... and {hidden} more in trials.csv"] if hidden > 0 else [])
 
     def grid_table(self) -> list[str]:
         """The scores of a grid of two settings, one down and the other across; else nothing."""
