@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from utils.errors import UserError
 from utils.optim.entry import Range
 from utils.optim.table import OPTIMIZERS
-from utils.settings.aliases import ALIASES
+from utils.settings.values import canonical_name
 
 MARKER = {"of": "optimizer"}  # in place of a range: those of the optimizers
 FLAGS = "optimizer_flags"  # in place of a setting: all settings that only one optimizer has
@@ -31,8 +31,7 @@ def with_optimizers(content: Mapping, where: str) -> dict:
         elif name == FLAGS:
             expanded |= _of_flags()
         else:
-            setting = str(name).lstrip("-").replace("-", "_")
-            stated = _of_setting(ALIASES.get(setting, setting))
+            stated = _of_setting(canonical_name(str(name)))
             if not stated:
                 raise UserError(f"{where}: {name}: of: optimizer: no optimizer states a range")
             expanded[name] = [

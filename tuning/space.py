@@ -40,7 +40,7 @@ class Parameter:
     grid: tuple
     when: Mapping
     of_epochs: bool
-    integer: bool
+    integer: bool = False
     note: str = ""
 
     def suggest(self, trial):
