@@ -76,10 +76,7 @@ class Search:
         data = getattr(base, "dataset", "data")
         folder = Path(settings.output or Path("runs", f"tuning-{target.model_name(base)}-{data}"))
         self.folder, self.seed = folder, base.seed
-        self.study = Study(
-            *(folder, self._plan(), space, settings.sampler, base.seed),
-            *(len(rungs), settings.reduction),
-        )
+        self.study = Study(folder, self._plan(), space, len(rungs))
         self.total = settings.trials
         if self.study.grid:  # all points are queued from the start, after the default
             points = len(self.study.trials())

@@ -10,14 +10,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tuning.flags import REFUSED
-from tuning.optimizer_ranges import with_optimizers
 from tuning.recipe import OF_THE_PLACE
 from tuning.space import DIGITS, Parameter, Space, effective
 from utils.errors import UserError
+from utils.optim.entry import Range
+from utils.optim.table import OPTIMIZERS
 from utils.settings.config import COMMAND_LINE, DEFAULT, Config, fields
 from utils.settings.values import canonical_name, convert, suggestion
 from utils.settings.yaml_file import read_yaml_file
 
+# In place of a range: those that the optimizers state in their files (utils/optim/).
+OF_OPTIMIZER = {"of": "optimizer"}
+OPTIMIZER_FLAGS = "optimizer_flags"  # in place of a setting: all that only one optimizer has
 KEYS = ("low", "high", "scale", "choices", "default", "grid", "when", "of")
 SCALES = ("log", "linear", "int")
 # Begins the note on a parameter whose range cannot contain its default.
@@ -56,7 +60,7 @@ def load_space(
     Raises:
         UserError: the file cannot be read or is not a space, or nothing is left to tune.
     """
-    content = with_optimizers(_read(path), str(path))
+    content = _with_optimizers(_read(path), str(path))
     known = fields(config_class)
     raw = {n: getattr(settings, n) for n in known if origin[n] != DEFAULT and n in known}
     raw = {n: v for n, v in raw.items() if n not in ("config", "host_config", "output")}
@@ -114,6 +118,41 @@ def _read(path: Path) -> dict:
             "choices, below it"
         )
     return dict(content)
+
+
+def _with_optimizers(content: Mapping, where: str) -> dict:
+    """The content of a space with ranges in place of OF_OPTIMIZER. Raises UserError if no optimizer
+    states a range for the setting."""
+    expanded = {}
+    for name, entry in content.items():
+        parts = entry if isinstance(entry, list) else [entry]
+        if OF_OPTIMIZER not in parts:
+            expanded[name] = entry
+        elif name == OPTIMIZER_FLAGS:
+            for optimizer in OPTIMIZERS.values():
+                for flag, ranges in optimizer.ranges.items():
+                    if flag in optimizer.own:
+                        expanded[flag] = [_as_in_a_file(one, {}) for one in ranges]
+        else:
+            setting = canonical_name(str(name))
+            # Each names one optimizer only, so that a new one changes nothing in others' studies.
+            stated = [
+                _as_in_a_file(one, {"optimizer": optimizer})
+                for optimizer, its in OPTIMIZERS.items()
+                for one in its.ranges.get(setting, ())
+            ]
+            if not stated:
+                raise UserError(f"{where}: {name}: of: optimizer: no optimizer states a range")
+            expanded[name] = [
+                one for part in parts for one in (stated if part == OF_OPTIMIZER else [part])
+            ]
+    return expanded
+
+
+def _as_in_a_file(one: Range, when: dict) -> dict:
+    """A range as in a space file; `when`: settings with which it applies, added to its own."""
+    when = when | dict(one.when)
+    return {"low": one.low, "high": one.high, "scale": one.scale, "grid": [*one.grid], "when": when}
 
 
 def _name(given: str, known: Mapping, where: str) -> str:

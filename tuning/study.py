@@ -55,46 +55,40 @@ class Claim:
 class Study:
     """Args:
     folder: of the study; created if missing.
-    plan: {setting: value} that make its trials comparable; a study that exists must have the same.
+    plan: {setting: value} that make its trials comparable, with "sampler", "seed" and "reduction";
+        a study that exists must have the same.
     space: what is tuned.
-    sampler: "tpe", "random" or "grid".
-    rungs, reduction: of successive halving.
+    rungs: number of stages.
 
     Raises:
         UserError: the folder cannot be written, or holds a study with another plan.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        plan: Mapping,
-        space: Space,
-        sampler: str,
-        seed: int,
-        rungs: int,
-        reduction: int,
-    ):
+    def __init__(self, folder: Path, plan: dict, space: Space, rungs: int):
         self.folder, self.space = folder, space
-        self.rungs, self.reduction = rungs, reduction
-        quiet()
+        self.rungs, self.reduction = rungs, plan["reduction"]
+        self.grid = plan["sampler"] == "grid"
+        # Its messages would repeat ours.
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+        warnings.filterwarnings("ignore", module="optuna")
         with told(f"--output {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             with self.held():
-                self._keep_plan(dict(plan))
+                self._keep_plan(plan)
                 self.study = optuna.create_study(
                     storage=JournalStorage(Journal(folder / "journal.jsonl")),
-                    sampler=SeededSampler(sampler, seed),
+                    sampler=SeededSampler(plan["sampler"], plan["seed"]),
                     pruner=optuna.pruners.NopPruner(),  # see tuning/halving.py
                     study_name=NAME,
                     direction="maximize",
                     load_if_exists=True,
                 )
-                points = space.grid() if sampler == "grid" else []
+                points = space.grid() if self.grid else []
                 default = space.defaults()  # including parameters that do not apply
                 if points:
                     self._check_points([default, *points])
                 self._enqueue([default, *(p for p in points if not p.items() <= default.items())])
-        self.grid = sampler == "grid"
 
     def _keep_plan(self, plan: dict) -> None:
         path = self.folder / "study.yaml"
@@ -230,13 +224,6 @@ class Study:
         finally:
             if lock is not None:
                 os.close(lock)
-
-
-def quiet() -> None:
-    """Silences Optuna, whose messages would repeat ours."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    warnings.filterwarnings("ignore", module="optuna")
 
 
 def _short(plan: Mapping, name: str) -> str:
