@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from utils.launch.hosts import SECRET
 from utils.launch.network import infiniband, interface_of, interface_speed, local_address
 from utils.machine.cores import usable_cores
 from utils.machine.host_memory import available_memory
@@ -134,7 +135,7 @@ def network_facts(environ: Mapping[str, str]) -> dict:
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that matter; no keys or tokens, nor the log of NCCL, which the check sets."""
     names = [n for n in environ if n.startswith(PREFIXES) or n in VARIABLES]
-    without = ("KEY", "TOKEN", "SECRET", "PASSWORD", "NCCL_DEBUG")
+    without = (*SECRET, "NCCL_DEBUG")
     return {n: environ[n] for n in sorted(names) if not any(word in n for word in without)}
 
 
