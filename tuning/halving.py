@@ -34,6 +34,11 @@ class Rung:
     subset: float
 
 
+def data_text(subset: float) -> str:
+    """A fraction as "20 %", a number of samples as it is."""
+    return f"{100 * subset:.3g} %" if subset <= 1 else f"{subset:,.0f}"
+
+
 def build_rungs(epochs: int, subset: float, number: int, reduction: int) -> list[Rung]:
     """From the shortest to `Rung(epochs, subset)`; fewer if two would be equal."""
     rungs = []

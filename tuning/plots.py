@@ -12,7 +12,7 @@ from pathlib import Path
 
 from optuna.trial import FrozenTrial, TrialState
 
-from tuning.halving import DEFAULT_TRIAL, Rung
+from tuning.halving import DEFAULT_TRIAL, Rung, data_text
 from tuning.space import Parameter, Space, shown
 from utils.reporting.plots import save_figure
 
@@ -104,11 +104,10 @@ def _draw_stages(axis, trials: list[FrozenTrial], rungs: list[Rung], place: Call
         reached = [t for t in trials if index in t.intermediate_values]
         if not reached:
             continue
-        part = f"{100 * rung.subset:.3g} %" if rung.subset <= 1 else f"{rung.subset:,.0f}"
         colour = LAST if index == last else LOWER[max(0, len(LOWER) - last + index)]
         axis.plot(
             [place(t) for t in reached], [t.intermediate_values[index] for t in reached], "o", ms=5,
-            color=colour, label=f"{rung.epochs} epochs, {part} of the data",
+            color=colour, label=f"{rung.epochs} epochs, {data_text(rung.subset)} of the data",
         )  # fmt: skip
 
 

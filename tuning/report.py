@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tuning.confirm import Verdict
 from tuning.files import MAKE_ROOM, told
-from tuning.halving import DEFAULT_TRIAL
+from tuning.halving import DEFAULT_TRIAL, data_text
 from tuning.plots import draw_plots
 from tuning.recipe import as_flags, to_yaml
 from tuning.runner import Outcome
@@ -159,7 +159,6 @@ class Report:
         titles = map(self.space.title, names)
         lines = [["rank", "trial", "accuracy", "epochs", "data", *titles, ""]]
         for row in listed:
-            part = row["subset"]
             score = "-" if row["score"] is None else f"{row['score']:.2f} %"
             lines.append(
                 [
@@ -167,7 +166,7 @@ class Report:
                     f"{row['trial']}{' (default)' if row['trial'] == DEFAULT_TRIAL else ''}",
                     score,
                     str(row["epochs"]),
-                    f"{100 * part:.3g} %" if part <= 1 else f"{part:,.0f}",
+                    data_text(row["subset"]),
                     *(shown(row["settings"].get(name, "")) for name in names),
                     "" if row["state"] == "complete" else row["failure"][:40] or row["state"],
                 ]

@@ -67,7 +67,6 @@ class Outcome:
 
 class Runner:
     """Args:
-    entry: the entry script.
     threads: CPU threads of a run.
     devices: CUDA_VISIBLE_DEVICES of each slot; empty: unchanged.
     time_is_up: () -> whether runs are to be stopped.
@@ -82,7 +81,6 @@ class Runner:
         """Trains in `folder`, or reads the result that it holds.
 
         Args:
-            settings: for --config.
             slot: which of the jobs this is.
             lock: file descriptor of a lock that the process holds, too.
 

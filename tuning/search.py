@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 from tuning.confirm import FINALISTS, Confirmation
 from tuning.files import told
 from tuning.flags import seconds
-from tuning.halving import DEFAULT_TRIAL, build_rungs
+from tuning.halving import DEFAULT_TRIAL, build_rungs, data_text
 from tuning.recipe import Recipe
 from tuning.report import Report, best_line
 from tuning.runner import Interrupted, Outcome, Runner, machine
@@ -113,15 +113,12 @@ class Search:
     def _introduce(self, notes: list[str]) -> None:
         with told(f"--output {self.folder}"):
             self.console.open_log(self.folder / "log.txt")
-        say, settings, last = self.console.say, self.settings, self.recipe.rungs[-1]
+        say, settings = self.console.say, self.settings
         for note in notes:
             say(note)
         names = list(self.space.propose(lambda one: one.default))
         stages = " -> ".join(
-            f"{rung.epochs} x {100 * rung.subset:.3g} %"
-            if last.subset <= 1
-            else f"{rung.epochs} x {rung.subset:,.0f}"
-            for rung in self.recipe.rungs
+            f"{rung.epochs} x {data_text(rung.subset)}" for rung in self.recipe.rungs
         )
         say(f"tuning {', '.join(names)} of {self.target.script.name} by {settings.sampler}")
         fraction = settings.trial_val_fraction

@@ -77,7 +77,6 @@ class Space:
 
     Args:
         parameters: in the order of the file, in which they are proposed.
-        config_class: of the entry's settings.
         raw: the settings of the base recipe that are not the entry's defaults.
     """
 

@@ -48,10 +48,7 @@ def load_space(
     """The space that is searched.
 
     Args:
-        path: of the YAML.
-        config_class: of the entry's settings.
         settings, origin: the base recipe, as `utils.settings.config.parse` gives it.
-        params: --params.
 
     Returns:
         (space, raw, notes): `raw` has the settings of the base recipe that are not the entry's

@@ -26,11 +26,7 @@ OK, NOTE, FAILS, SKIPPED = "ok", "note", "fails", "not checked"
 
 
 class Report:
-    """Collects what is found. Only `fails` makes the check fail.
-
-    Args:
-        say: called with each line.
-    """
+    """Collects and says what is found. Only `fails` makes the check fail."""
 
     def __init__(self, say: Callable[[str], None]):
         self.say = say
@@ -38,13 +34,7 @@ class Report:
         self.findings: list[dict[str, str]] = []
 
     def add(self, name: str, verdict: str, text: str) -> None:
-        """Adds a finding, and says it.
-
-        Args:
-            name: what was checked.
-            verdict: OK, NOTE, FAILS or SKIPPED.
-            text: what was found, and what to do where that is needed.
-        """
+        """Adds what was found by the check of this name, and what to do where that is needed."""
         self.findings.append({"name": name, "verdict": verdict, "text": text})
         self.say(f"{verdict.upper() if verdict == FAILS else verdict:<11} {name}: {text}")
 

@@ -22,13 +22,7 @@ VARIABLES = ("OMP_NUM_THREADS", "LD_LIBRARY_PATH", "MASTER_ADDR", "MASTER_PORT")
 
 
 def facts_of(device: torch.device, rank: int, threads: int, together: bool) -> dict:
-    """For JSON.
-
-    Args:
-        rank: of this process.
-        threads: CPU threads that it computes with.
-        together: it is one of several, so that the network matters.
-    """
+    """For JSON. `together`: this process is one of several, so that the network matters."""
     facts = {
         "rank": rank,
         "host": socket.gethostname(),

@@ -78,9 +78,7 @@ def node_commands(
     """The ssh command of each node.
 
     Args:
-        script: run_distributed.sh, at the same place on all nodes.
-        argv: its arguments.
-        folder: where it is started.
+        script: run_distributed.sh, at the same place on all nodes; `argv`: its arguments.
 
     Raises:
         UserError: a variable contradicts the file.

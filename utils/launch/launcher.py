@@ -63,7 +63,6 @@ class Job:
         folder: of the run; None if nothing is trained.
         folder_is_given: by the user.
         resumed: the run in the folder is resumed.
-        device: the value of --device.
         checks: --check is given.
         trains_locally: with --strategy local.
         workers: the value of --local_workers; None: a worker for each process.

@@ -64,12 +64,7 @@ class Plan:
         return str(self.min_nodes) if fixed else f"{self.min_nodes}:{self.max_nodes}"
 
     def torchrun(self, local_address: str, script: str, flags: list[str]) -> list[str]:
-        """The arguments of torchrun.
-
-        Args:
-            local_address: the address at which other nodes reach this one.
-            script, flags: what each process runs.
-        """
+        """The arguments of torchrun; other nodes reach this one at `local_address`."""
         settings = {
             "keep_alive_interval": KEEP_ALIVE,
             "keep_alive_max_attempt": MISSED,
