@@ -19,13 +19,6 @@ from utils.machine.packages import not_installed
 from utils.settings.command_line import read_command_line
 from utils.settings.config import fields, parse
 
-SEARCHES = {
-    "resnet50": "Searches settings for a ResNet on pictures: by default ResNet-50 on CIFAR-10.",
-    "transformer": "Searches settings for a Transformer on texts: by default on AG News.",
-    "vit": "Searches settings for a Vision Transformer, or any classifier of timm: by default on "
-    "CIFAR-10.",
-}
-
 
 class Target:
     """What is tuned.
@@ -39,6 +32,7 @@ class Target:
         search_class: those, and the flags of a search.
         model_name: (settings) -> name of the model, for the folder of the study.
         script: the entry script.
+        description: of the search, in a line.
     """
 
     def __init__(self, entry: Any, space: Path):
@@ -49,27 +43,25 @@ class Target:
         self.settings_class, self.search_class = entry.Settings, Settings
         self.model_name, self.script = entry.model_name, Path(entry.__file__).resolve()
         self.space = space
+        self.description = entry.__doc__.splitlines()[0].replace("Trains", "Searches settings for")
 
 
 def target_of(name: str) -> Target:
-    """Of one of SEARCHES."""
+    """The entry script NAME_test.py, with the space beside this file."""
     entry = importlib.import_module(f"{name}_test")
     return Target(entry, Path(__file__).with_name(f"{name}_space.yaml"))
 
 
-def search(target: Target, argv: list[str], description: str, program: str) -> int:
-    """Runs a search and returns its exit code, like `utils.entry.run_entry`.
-
-    Args:
-        program: what is started, for --help.
-    """
+def search(target: Target, argv: list[str], program: str = "%(prog)s") -> int:
+    """Runs a search and returns its exit code, like `utils.entry.run_entry`; `program` is what was
+    started, for --help."""
     signals = Signals()
     try:
         argv = for_trials(argv)
         if {"-h", "--help"} & {*argv}:
             known = listed(fields(target.search_class))
-            read_command_line(known, ["--help"], description, print, program)
-        settings, origin = parse(target.search_class, argv, description, print)
+            read_command_line(known, ["--help"], target.description, print, program)
+        settings, origin = parse(target.search_class, argv, target.description, print)
         # Optuna is imported only now: --help and wrong flags answer at once.
         from tuning.search import Search
 
@@ -88,9 +80,9 @@ def search(target: Target, argv: list[str], description: str, program: str) -> i
 
 
 def main(argv: list[str]) -> int:
-    """`argv`: one of SEARCHES and its flags."""
+    """`argv`: the name of an entry, as `target_of` takes it, and flags."""
     name, *flags = argv
-    return search(target_of(name), flags, SEARCHES[name], f"bash tuning/{name}_tuning.sh")
+    return search(target_of(name), flags, f"bash tuning/{name}_tuning.sh")
 
 
 if __name__ == "__main__":

@@ -96,14 +96,19 @@ class _JournalLock:
         self.path = path
 
     def acquire(self) -> bool:
-        self._file = open(self.path, "rb+", buffering=0)  # noqa: SIM115  # closed by `release`
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        self._cut()
+        file = open(self.path, "rb+", buffering=0)  # noqa: SIM115  # closed by `release`
+        fcntl.flock(file, fcntl.LOCK_EX)
+        self._file = file  # only now, as another thread may have held the lock
+        try:
+            self._cut()
+        except OSError:
+            file.close()
+            raise
         return True
 
     def release(self) -> None:
-        self._cut()
-        self._file.close()
+        with self._file:
+            self._cut()
 
     def _cut(self) -> None:
         if (end := self._file.seek(0, os.SEEK_END)) == 0:

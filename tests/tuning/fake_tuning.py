@@ -20,7 +20,7 @@ TARGET = Target(fake_entry, Path(__file__).with_name("fake_space.yaml"))
 
 
 def main(argv: list[str]) -> int:
-    return search(TARGET, argv, "A search.", "fake_tuning.py")
+    return search(TARGET, argv)
 
 
 def runs_started_and_ended() -> int:
