@@ -4,7 +4,7 @@
     python -m benchmarks.tuning --data_dir FOLDER --cache_dir CACHE --output runs/tuning_benchmark
 
 FOLDER has train/<class>/ and test/<class>/; without it the pictures are the built-in synthetic
-shapes. For each seed, both are searches of tuning/resnet50_tuning.py over the space that is shipped
+shapes. For each seed, both are searches of tuning/resnet50_tuning.sh over the space that is shipped
 with it, with the same validation split and the same flags, but for `--sampler random --no_prune
 --confirm 0` of random search. What each costs: samples trained, of all trials, stages and
 confirmations, and seconds.
@@ -37,7 +37,7 @@ from utils.files import replace_file
 from utils.plural import counted
 from utils.reporting.metrics import read_metrics
 
-ENTRY = Path(__file__).resolve().parents[1] / "tuning" / "resnet50_tuning.py"
+ROOT = Path(__file__).resolve().parents[1]
 METHODS = {
     "pruned": [],
     "random": ["--sampler", "random", "--no_prune", "--confirm", "0"],
@@ -90,7 +90,8 @@ def flags_of(options, method: str, seed: int) -> list[str]:
 
 def search(folder: Path, flags: list[str]) -> dict:
     """Runs a search, or continues it; returns its report. Raises UserError, KeyboardInterrupt."""
-    run_quietly([sys.executable, str(ENTRY), *flags, "--output", str(folder)], show=True)
+    program = ["env", f"PYTHON={sys.executable}", "bash", str(ROOT / "tuning/resnet50_tuning.sh")]
+    run_quietly([*program, *flags, "--output", str(folder)], show=True)
     return json.loads((folder / "report.json").read_text())
 
 
@@ -150,7 +151,7 @@ def trained_again(folder: Path, number: int, options) -> list[float]:
             more = ["--seed", str(seed)]
             if options.data_dir is not None:
                 more += ["--cache_dir", str(options.cache_dir.resolve())]
-            entry = str(ENTRY.parents[1] / "resnet50_test.py")
+            entry = str(ROOT / "resnet50_test.py")
             run_quietly([sys.executable, entry, *words, *more, "--output", str(output)])
             shutil.rmtree(output / "checkpoints", ignore_errors=True)
         val = [r for r in read_metrics(output / "metrics.jsonl") if r.get("split") == "val"]

@@ -9,7 +9,7 @@ from quick_runs import handlers_put_back, quick
 
 import transformer_test
 from tests import third_entry
-from tuning import resnet50_tuning
+from tuning import entry as tuning_entry
 from utils.entry import lost_peer_line, print_lines, run_entry
 from utils.launch import launcher
 
@@ -91,7 +91,7 @@ def without(module: str):
     [
         ("torch.nn", "torch", lambda fail: run_entry(third_entry.Settings, fail, "", [])),
         ("PIL", "pillow", lambda fail: print_lines(fail)),
-        ("optuna", "optuna", lambda fail: resnet50_tuning.main(["--dataset", "shapes"])),
+        ("optuna", "optuna", lambda fail: tuning_entry.main(["resnet50", "--dataset", "shapes"])),
         ("torch", "torch", lambda fail: launcher.main(["resnet50_test.py"])),
     ],
     ids=["entry", "list", "tuning", "launcher"],

@@ -92,9 +92,9 @@ def test_the_search_has_its_ranges(checkout):
 import sys
 sys.path.append("tests/tuning")
 from test_tuning_space import ranges_of, space_of
-from tuning import resnet50_tuning, transformer_tuning
-for tuning in (resnet50_tuning, transformer_tuning):
-    space, _, _ = space_of(tuning.TARGET.space, "--optimizer", "lion", tuning=tuning)
+from small_spaces import RESNET50, TRANSFORMER
+for target in (RESNET50, TRANSFORMER):
+    space, _, _ = space_of(target.space, "--optimizer", "lion", target=target)
     print([ranges_of(space)[name] for name in ("lr", "weight_decay", "lion_beta2")])
 """
     done = python(checkout, "-c", code)

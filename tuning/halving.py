@@ -5,7 +5,8 @@ has finished a stage waits, and the best waiting trial is promoted to the next s
 fewer trials have been promoted than 1 / reduction of those that finished this one. (ASHA promotes
 every trial that is among the best 1 / reduction at that moment: more, in a short search.) Every
 rung is a whole run with its own schedule, on `reduction` times the samples of the one before:
-epochs grow by the square root of that, and the training data by the rest.
+epochs grow by the square root of that, and the training data by the rest. Optuna's pruner is not
+used, since it can only stop a trial for good, and not resume one that waits.
 """
 
 import zlib
@@ -31,6 +32,11 @@ class Rung:
 
     epochs: int
     subset: float
+
+
+def data_text(subset: float) -> str:
+    """A fraction as "20 %", a number of samples as it is."""
+    return f"{100 * subset:.3g} %" if subset <= 1 else f"{subset:,.0f}"
 
 
 def build_rungs(epochs: int, subset: float, number: int, reduction: int) -> list[Rung]:

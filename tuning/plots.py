@@ -1,21 +1,26 @@
-"""Plots of a study: its history, what matters, each setting against the score."""
+"""Plots of a study: its history, what matters, each setting against the score.
+
+Not Optuna's own plots, which show only trials that reached the last stage: a few of all.
+"""
 
 from __future__ import annotations
 
 import inspect
 import math
-import os
+from collections.abc import Callable
 from pathlib import Path
 
 from optuna.trial import FrozenTrial, TrialState
 
-from tuning.halving import DEFAULT_TRIAL, Rung
+from tuning.halving import DEFAULT_TRIAL, Rung, data_text
 from tuning.space import Parameter, Space, shown
 from utils.reporting.plots import save_figure
 
 # Colours of the rungs before the last, which has LAST.
 LOWER = ("#c6dbef", "#9ecae1", "#6baed6")
 LAST, DEFAULT, CHOSEN, FAILED = "tab:blue", "tab:orange", "tab:red", "tab:gray"
+OF_DEFAULT = {"marker": "D", "ms": 7, "color": DEFAULT, "label": "default recipe"}
+OF_CHOSEN = {"marker": "*", "ms": 13, "color": CHOSEN, "label": "handed over"}
 COLUMNS = 3
 # With fewer trials no importances are drawn.
 LEAST_TRIALS = 8
@@ -31,7 +36,6 @@ def draw_plots(
 ) -> None:
     """history.png, slices.png, importance.png and learning_rate.png; grid.png if two settings
     are tuned on a `grid`. Raises OSError."""
-    os.environ.setdefault("MPLBACKEND", "Agg")
     done = [trial for trial in trials if trial.state.is_finished()]
     # If all trials failed, or none has finished yet, there is nothing to draw.
     if not any(trial.intermediate_values for trial in done):
@@ -45,13 +49,7 @@ def draw_plots(
         save_figure(_importance(found, done), folder / "importance.png")
     rates = [p for p in tuned if p.name == "lr"]
     if rates:
-        figure, axis = _figure(6.4, 4.2)
-        for parameter in rates:
-            _slice(axis, done, parameter, rungs, chosen)
-        axis.set_ylabel("validation accuracy (%)")
-        axis.set_title("learning rate against score", fontsize=10)
-        _legend(axis)
-        save_figure(figure, folder / "learning_rate.png")
+        save_figure(_slices(done, rates, rungs, chosen, 1.5), folder / "learning_rate.png")
     if grid and len(tuned) == 2:
         figure = _grid(done, *tuned)
         if figure is not None:
@@ -92,61 +90,49 @@ def importances(trials: list[FrozenTrial]) -> dict[str, float]:
     return {n: fraction for n, fraction in found.items() if math.isfinite(fraction)}
 
 
-def _figure(width: float, height: float):
+def _figure(width: float, height: float, rows: int = 1, columns: int = 1, **options):
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots()
+    return figure, figure.subplots(rows, columns, **options)
 
 
-def _colour(rung: int, last: int) -> str:
-    return LAST if rung == last else LOWER[max(0, len(LOWER) - last + rung)]
-
-
-def _label(rung: Rung) -> str:
-    part = f"{100 * rung.subset:.3g} %" if rung.subset <= 1 else f"{rung.subset:,.0f}"
-    return f"{rung.epochs} epochs, {part} of the data"
-
-
-def _by_rung(trials: list[FrozenTrial], rungs: list[Rung]):
-    """(rung, [(trial, its score there)]), the shortest first."""
-    for index in range(len(rungs)):
+def _draw_stages(axis, trials: list[FrozenTrial], rungs: list[Rung], place: Callable) -> None:
+    """A point for each trial and stage that it has done, at `place(trial)` and its score."""
+    last = len(rungs) - 1
+    for index, rung in enumerate(rungs):
         reached = [t for t in trials if index in t.intermediate_values]
-        if reached:
-            yield index, [(t, t.intermediate_values[index]) for t in reached]
+        if not reached:
+            continue
+        colour = LAST if index == last else LOWER[max(0, len(LOWER) - last + index)]
+        axis.plot(
+            [place(t) for t in reached], [t.intermediate_values[index] for t in reached], "o", ms=5,
+            color=colour, label=f"{rung.epochs} epochs, {data_text(rung.subset)} of the data",
+        )  # fmt: skip
 
 
 def _history(trials: list[FrozenTrial], rungs: list[Rung], chosen: int):
     figure, axis = _figure(8.4, 4.2)
-    last = len(rungs) - 1
     for trial in trials:
         scores = [*trial.intermediate_values.values()]
         axis.plot([trial.number] * len(scores), scores, color=LOWER[0], lw=1, zorder=1)
-    for index, reached in _by_rung(trials, rungs):
-        axis.plot(
-            [t.number for t, _ in reached], [score for _, score in reached], "o", ms=5,
-            color=_colour(index, last), label=_label(rungs[index]),
-        )  # fmt: skip
-    best, steps = -math.inf, []
-    for trial in trials:
-        if trial.state == TrialState.COMPLETE and trial.value > best:
-            best = trial.value
-        if best > -math.inf:
-            steps.append((trial.number, best))
-    if steps:
-        axis.step(*zip(*steps, strict=True), where="post", color=LAST, lw=1.2, label="best so far")
+    _draw_stages(axis, trials, rungs, lambda trial: trial.number)
+    complete = {t.number: t.value for t in trials if t.state == TrialState.COMPLETE}
+    if complete:
+        numbers = [t.number for t in trials if t.number >= min(complete)]
+        best = [max(score for n, score in complete.items() if n <= number) for number in numbers]
+        axis.step(numbers, best, where="post", color=LAST, lw=1.2, label="best so far")
     failed = [t.number for t in trials if t.state == TrialState.FAIL]
     if failed:
         axis.plot(
             failed, [0.02] * len(failed), "x", color=FAILED, label="failed",
             transform=axis.get_xaxis_transform(),
         )  # fmt: skip
-    default = [t for t in trials if t.number == DEFAULT_TRIAL and t.state == TrialState.COMPLETE]
-    if default:
-        axis.axhline(default[0].value, color=DEFAULT, ls="--", lw=1, label="default recipe")
-    for trial in trials:
-        if trial.number == chosen and trial.state == TrialState.COMPLETE:
-            axis.plot(trial.number, trial.value, "*", ms=13, color=CHOSEN, label="handed over")
+    if DEFAULT_TRIAL in complete:
+        score = complete[DEFAULT_TRIAL]
+        axis.axhline(score, color=DEFAULT, ls="--", lw=1, label="default recipe")
+    if chosen in complete:
+        axis.plot(chosen, complete[chosen], "*", ms=13, color=CHOSEN, label="handed over")
     axis.set_xlabel("trial")
     axis.set_ylabel("validation accuracy (%)")
     axis.xaxis.get_major_locator().set_params(integer=True)
@@ -156,57 +142,45 @@ def _history(trials: list[FrozenTrial], rungs: list[Rung], chosen: int):
     return figure
 
 
-def _slices(trials, tuned: list[Parameter], rungs: list[Rung], chosen: int):
-    from matplotlib.figure import Figure
-
+def _slices(trials, tuned: list[Parameter], rungs: list[Rung], chosen: int, scale: float = 1):
+    """A panel for each setting, of `scale` times the usual size."""
     columns = min(COLUMNS, len(tuned))
     lines = -(-len(tuned) // columns)
-    figure = Figure(figsize=(3.6 * columns + 0.4, 3.1 * lines + 0.5), layout="constrained")
-    axes = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel()
+    size = 3.6 * scale * columns + 0.4, 3.1 * scale * lines + 0.5
+    figure, axes = _figure(*size, lines, columns, squeeze=False, sharey=True)
+    axes, handles = axes.ravel(), {}
     for axis, parameter in zip(axes, tuned, strict=False):
         _slice(axis, trials, parameter, rungs, chosen)
+        handles |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
     for axis in axes[len(tuned) :]:
         axis.set_visible(False)
     for axis in axes[::columns]:
         axis.set_ylabel("validation accuracy (%)")
-    handles = {}
-    for axis in axes[: len(tuned)]:
-        handles |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
     figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=3, fontsize=8,
-        frameon=False,
+        handles.values(), handles.keys(), loc="outside lower center", ncols=min(3, columns + 1),
+        fontsize=8, frameon=False,
     )  # fmt: skip
     return figure
 
 
 def _slice(axis, trials, parameter: Parameter, rungs: list[Rung], chosen: int) -> None:
     """One setting against the score, for the trials that have it."""
-    last, key = len(rungs) - 1, parameter.key
-    choice = parameter.scale == "choice"
+    key, choices = parameter.key, parameter.choices
+    having = [trial for trial in trials if key in trial.params]
 
     def place(trial: FrozenTrial):
         value = trial.params[key]
-        return parameter.choices.index(value) if choice else value
+        return choices.index(value) if choices else value
 
-    for index, reached in _by_rung([t for t in trials if key in t.params], rungs):
-        axis.plot(
-            [place(t) for t, _ in reached], [score for _, score in reached], "o", ms=5,
-            color=_colour(index, last), label=_label(rungs[index]),
-        )  # fmt: skip
-    marks = ((DEFAULT_TRIAL, "D", 7, DEFAULT, "default recipe"), (chosen, "*", 13, CHOSEN,
-             "handed over"))  # fmt: skip
-    for trial in trials:
-        for number, marker, size, colour, label in marks:
-            its = trial.number == number and key in trial.params
-            if its and trial.state == TrialState.COMPLETE:
-                axis.plot(
-                    place(trial), trial.value, marker, ms=size, color=colour, label=label,
-                    ls="none", mec="white", mew=0.6,
-                )  # fmt: skip
+    _draw_stages(axis, having, rungs, place)
+    for number, style in ((DEFAULT_TRIAL, OF_DEFAULT), (chosen, OF_CHOSEN)):
+        for trial in having:
+            if trial.number == number and trial.state == TrialState.COMPLETE:
+                axis.plot(place(trial), trial.value, ls="none", mec="white", mew=0.6, **style)
     if parameter.scale == "log":
         axis.set_xscale("log")
-    if choice:
-        axis.set_xticks(range(len(parameter.choices)), [str(c) for c in parameter.choices])
+    if choices:
+        axis.set_xticks(range(len(choices)), [str(choice) for choice in choices])
     of = " (fraction of the epochs)" if parameter.of_epochs else ""
     axis.set_xlabel(f"{key}{of}")
     axis.grid(alpha=0.3)
@@ -253,7 +227,3 @@ def _grid(trials, first: Parameter, second: Parameter):
     axis.set_ylabel(first.name)
     axis.set_title("validation accuracy (%)", fontsize=10)
     return figure
-
-
-def _legend(axis) -> None:
-    axis.legend(fontsize=8, framealpha=0.8, edgecolor="none")

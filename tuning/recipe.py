@@ -58,8 +58,7 @@ class Recipe:
     ):
         self.space, self.rungs, self.val_fraction = space, rungs, val_fraction
         self.raw, self.config_class = space.raw, space.config_class
-        self.base = effective(self.config_class, self.raw)
-        self.base.validate()
+        self.base = self._valid(self.raw)
         self.recipe_batch, self.subset = recipe_batch, subset
         if recipe_batch and getattr(self.base, "batch_tokens", None):
             raise UserError("--recipe_batch_size has no effect with --batch_tokens: leave it out")
@@ -116,8 +115,7 @@ class Recipe:
     def handed_over(self, values: Mapping) -> dict:
         """The settings of the recipe with a trial's values ({}: the base itself)."""
         settings = {**self.raw, **self._tuned(values, self.base.epochs)}
-        found = effective(self.config_class, settings)
-        found.validate()
+        found = self._valid(settings)
         settings |= self._for_batch(found)
         own = [n for n, f in fields(self.config_class).items() if f.metadata["group"] == "model"]
         for name in (*WRITTEN, *own):
@@ -134,9 +132,14 @@ class Recipe:
 
     def in_full(self, settings: dict, names: Iterable[str]) -> dict:
         """`settings` with the defaults of those of `names` that it leaves out."""
+        made = self._valid(settings)
+        return {name: getattr(made, name) for name in names} | settings
+
+    def _valid(self, settings: dict) -> Config:
+        """These settings, and defaults for the others. UserError if they contradict each other."""
         made = effective(self.config_class, settings)
         made.validate()
-        return {name: getattr(made, name) for name in names} | settings
+        return made
 
     def _checked(self, settings: dict) -> dict:
         """Without settings that have no effect with a trial's values; UserError for
@@ -183,8 +186,7 @@ class Recipe:
     def lr_rule(self, values: Mapping) -> str:
         """How the recipe's learning rate, and what else depends on the batch, follow from the
         trial's, in words."""
-        found = effective(self.config_class, {**self.raw, **self._tuned(values, self.base.epochs)})
-        found.validate()
+        found = self._valid({**self.raw, **self._tuned(values, self.base.epochs)})
         handed = self.handed_over(values)
         others = [
             f"; {name} {getattr(found, name):g} becomes {handed[name]:g}"

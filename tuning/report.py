@@ -11,14 +11,15 @@ from importlib.metadata import version
 from optuna.trial import FrozenTrial, TrialState
 
 from tuning.confirm import Verdict
-from tuning.halving import DEFAULT_TRIAL
+from tuning.files import MAKE_ROOM, told
+from tuning.halving import DEFAULT_TRIAL, data_text
 from tuning.plots import draw_plots
 from tuning.recipe import as_flags, to_yaml
 from tuning.runner import Outcome
 from tuning.space import shown
-from utils.errors import UserError
-from utils.files import reason, replace_file
+from utils.files import replace_file
 from utils.plural import counted
+from utils.reporting.console import aligned
 from utils.reporting.metrics import to_json
 
 SHOWN = 10  # trials in the table on the console; the CSV has all
@@ -101,20 +102,16 @@ class Report:
             "trials": rows,
         }
         text = to_yaml(recipe, head).encode("utf-8", "surrogateescape")
-        try:
-            with self.study.held():  # another process may end at the same time
-                replace_file(self.folder / "trials.csv", self.csv(rows).encode())
-                replace_file(self.folder / "best.yaml", text)
-                content = f"{to_json(summary, indent=1)}\n".encode()
-                replace_file(self.folder / "report.json", content)
-                draw_plots(
-                    *(self.trials, self.space, self.rungs, self.folder, verdict.number),
-                    grid=self.study.grid,
-                )
-        except OSError as error:
-            raise UserError(
-                f"{self.folder}: {reason(error)}; make room, then start the same command again"
-            ) from None
+        # Another process may end at the same time.
+        with told(self.folder, MAKE_ROOM), self.study.held():
+            replace_file(self.folder / "trials.csv", self.csv(rows).encode())
+            replace_file(self.folder / "best.yaml", text)
+            content = f"{to_json(summary, indent=1)}\n".encode()
+            replace_file(self.folder / "report.json", content)
+            draw_plots(
+                *(self.trials, self.space, self.rungs, self.folder, verdict.number),
+                grid=self.study.grid,
+            )
         say(self.search.recipe.lr_rule(values))
         say(f"recipe: {self.folder / 'best.yaml'}; table and plots beside it")
 
@@ -162,7 +159,6 @@ class Report:
         titles = map(self.space.title, names)
         lines = [["rank", "trial", "accuracy", "epochs", "data", *titles, ""]]
         for row in listed:
-            part = row["subset"]
             score = "-" if row["score"] is None else f"{row['score']:.2f} %"
             lines.append(
                 [
@@ -170,18 +166,13 @@ class Report:
                     f"{row['trial']}{' (default)' if row['trial'] == DEFAULT_TRIAL else ''}",
                     score,
                     str(row["epochs"]),
-                    f"{100 * part:.3g} %" if part <= 1 else f"{part:,.0f}",
+                    data_text(row["subset"]),
                     *(shown(row["settings"].get(name, "")) for name in names),
                     "" if row["state"] == "complete" else row["failure"][:40] or row["state"],
                 ]
             )
-        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-        texts = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
         hidden = len(rows) - len(listed)
-        return texts + ([f"... and {hidden} more in trials.csv"] if hidden > 0 else [])
+        return aligned(lines) + ([f"... and {hidden} more in trials.csv"] if hidden > 0 else [])
 
     def grid_table(self) -> list[str]:
         """The scores of a grid of two settings, one down and the other across; else nothing."""

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuning.child import PARENT
+from tuning.files import MAKE_ROOM, told
 from tuning.recipe import to_yaml
 from utils.errors import UserError
-from utils.files import reason, replace_file
+from utils.files import replace_file
 from utils.launch.launchers import without_launch
+from utils.machine.cores import usable_cores
 from utils.reporting.metrics import read_metrics
+from utils.settings.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
 # Errors that the settings of a trial cause; any other error with exit code 2 would occur in every
@@ -32,6 +35,10 @@ STOPPED = [
     for code in (-number, 128 + number)
 ]
 POLL_SECONDS = 0.1
+# Most trials at once without a GPU, unless --jobs says otherwise.
+MOST_JOBS = 4
+# Devices of NVIDIA's driver, Windows and AMD's driver.
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 # Settings that a resumed run is given again, as the files may have moved.
 OF_THE_PLACE = ("data_dir", "cache_dir", "train_file", "test_file", "val_file", "device", "workers")
 
@@ -60,7 +67,6 @@ class Outcome:
 
 class Runner:
     """Args:
-    entry: the entry script.
     threads: CPU threads of a run.
     devices: CUDA_VISIBLE_DEVICES of each slot; empty: unchanged.
     time_is_up: () -> whether runs are to be stopped.
@@ -75,7 +81,6 @@ class Runner:
         """Trains in `folder`, or reads the result that it holds.
 
         Args:
-            settings: for --config.
             slot: which of the jobs this is.
             lock: file descriptor of a lock that the process holds, too.
 
@@ -84,7 +89,7 @@ class Runner:
             UserError: an error that every trial would meet.
         """
         failed = folder / "failure.txt"
-        try:
+        with told(folder, MAKE_ROOM):
             if failed.exists():
                 return Outcome(failure=failed.read_text(encoding="utf-8").strip())
             if not self._is_finished(folder):
@@ -98,11 +103,7 @@ class Runner:
             # Settings and figures stay; nobody needs the weights of a trial.
             for name in ("checkpoints", "tensorboard"):
                 shutil.rmtree(folder / name, ignore_errors=True)
-        except OSError as error:
-            raise UserError(
-                f"{folder}: {reason(error)}; make room, then start the same command again"
-            ) from None
-        return outcome
+            return outcome
 
     def _is_finished(self, folder: Path) -> bool:
         try:
@@ -183,3 +184,20 @@ class Runner:
             steps=summary["steps"],
             seconds=summary["seconds_total"],
         )
+
+
+def machine(jobs: int | None, base: Config) -> tuple[int, int, list[str]]:
+    """How a search divides the machine: (trials at once, CPU threads of each, CUDA_VISIBLE_DEVICES
+    of each GPU or [])."""
+    cores = usable_cores()
+    devices = []
+    # PyTorch takes seconds to import, so only if there may be a GPU.
+    if base.device != "cpu" and any(map(os.path.exists, DRIVERS)):
+        import torch
+
+        count = torch.cuda.device_count()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = [str(n) for n in range(count)] if not visible else visible.split(",")[:count]
+    jobs = jobs or (len(devices) if devices else min(cores, MOST_JOBS))
+    threads = base.threads or max(1, cores // jobs)
+    return jobs, threads, devices

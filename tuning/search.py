@@ -1,29 +1,32 @@
-"""The search itself: trials, then a confirmation with other seeds, then the recipe and its report.
-
-A tuning entry (resnet50_tuning.py) hands over the settings class and script of what it tunes.
-"""
+"""The search: trials, a confirmation with other seeds, then the recipe and its report."""
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tuning.flags import for_trials, listed, seconds
-from tuning.machine import machine
+from optuna.trial import TrialState
+
+from tuning.confirm import FINALISTS, Confirmation
+from tuning.files import told
+from tuning.flags import seconds
+from tuning.halving import DEFAULT_TRIAL, build_rungs, data_text
+from tuning.recipe import Recipe
+from tuning.report import Report, best_line
+from tuning.runner import Interrupted, Outcome, Runner, machine
+from tuning.space_file import load_space
+from tuning.study import Claim, Study
 from utils.errors import UserError
-from utils.files import denial, reason
 from utils.launch.signals import Signals, StoppedBySignal
-from utils.machine.packages import not_installed
 from utils.plural import counted
 from utils.reporting.console import Console
-from utils.settings.command_line import read_command_line
-from utils.settings.config import IMPLIED, Config, fields, parse
+from utils.settings.config import IMPLIED, Config, fields
 
-# Optuna and what needs it are imported in functions: --help and wrong flags answer at once.
+if TYPE_CHECKING:
+    from tuning.entry import Target  # which starts this module
 
 # A search ends after so many failures without any success.
 HOPELESS = 3
@@ -37,67 +40,21 @@ FREE += ("workers", "save_every", "log_every", "checkpoint_hist", "wandb", "wand
 OF_THE_STUDY = ("sampler", "prune", "rungs", "reduction", "trial_epochs", "trial_subset")
 
 
-@dataclass(frozen=True)
-class Target:
-    """What is tuned.
-
-    Attributes:
-        config_class: the entry's settings.
-        script: the entry.
-        model: (settings) -> its name, for the folder of the study.
-        space: the YAML beside the tuning entry.
-    """
-
-    config_class: type[Config]
-    script: Path
-    model: Callable[..., str]
-    space: Path
-
-
-def search(target: Target, search_class: type[Config], description: str, argv=None) -> int:
-    """Runs a search and returns its exit code, like `utils.entry.run_entry`."""
-    signals = Signals()
-    try:
-        argv = for_trials(sys.argv[1:] if argv is None else argv)
-        if {"-h", "--help"} & {*argv}:
-            program = f"bash tuning/{Path(sys.argv[0]).stem}.sh"
-            read_command_line(listed(fields(search_class)), ["--help"], description, print, program)
-        settings, origin = parse(search_class, argv, description, print)
-        Search(target, settings, origin, signals).run()
-    except (UserError, OSError, ModuleNotFoundError) as error:
-        told = denial(error) if isinstance(error, OSError) else not_installed(error)
-        told = error if isinstance(error, UserError) else told
-        if told is None:
-            raise
-        print(f"error: {' '.join(str(told).split())}", file=sys.stderr)
-        return 2
-    except StoppedBySignal as stopped:
-        print(stopped.line, file=sys.stderr)
-        return stopped.exit_code
-    return 0
-
-
 class Search:
     """Args:
     settings, origin: of the entry and of TuningFlags, as `utils.settings.config.parse` gives them.
     """
 
     def __init__(self, target: Target, settings, origin: dict, signals: Signals):
-        from tuning.halving import build_rungs
-        from tuning.recipe import Recipe
-        from tuning.runner import Runner
-        from tuning.space_file import load_space
-        from tuning.study import Study
-
         self.started = time.monotonic()
         self.target, self.settings, self.signals = target, settings, signals
         self.limit = seconds(settings.timeout)
         self.console = Console()
-        known = fields(target.config_class)
+        known = fields(target.settings_class)
         origin = {name: came for name, came in origin.items() if name in known}
-        base = target.config_class(**{name: getattr(settings, name) for name in known})
+        base = target.settings_class(**{name: getattr(settings, name) for name in known})
         path = target.space if settings.space is None else Path(settings.space)
-        space, raw, notes = load_space(path, target.config_class, base, origin, settings.params)
+        space, raw, notes = load_space(path, target.settings_class, base, origin, settings.params)
         self.space = space
         self.implied = {name for name, came in origin.items() if came == IMPLIED}
         subset, fraction = raw.pop("subset", None), settings.trial_val_fraction
@@ -117,12 +74,9 @@ class Search:
             self.recipe.of_trial(default, rung, base.seed)
         self.recipe.handed_over(default)
         data = getattr(base, "dataset", "data")
-        folder = Path(settings.output or Path("runs", f"tuning-{target.model(base)}-{data}"))
+        folder = Path(settings.output or Path("runs", f"tuning-{target.model_name(base)}-{data}"))
         self.folder, self.seed = folder, base.seed
-        self.study = Study(
-            *(folder, self._plan(), space, settings.sampler, base.seed),
-            *(len(rungs), settings.reduction),
-        )
+        self.study = Study(folder, self._plan(), space, len(rungs))
         self.total = settings.trials
         if self.study.grid:  # all points are queued from the start, after the default
             points = len(self.study.trials())
@@ -157,19 +111,14 @@ class Search:
         return plan
 
     def _introduce(self, notes: list[str]) -> None:
-        try:
+        with told(f"--output {self.folder}"):
             self.console.open_log(self.folder / "log.txt")
-        except OSError as error:
-            raise UserError(f"--output {self.folder}: {reason(error)}") from None
-        say, settings, last = self.console.say, self.settings, self.recipe.rungs[-1]
+        say, settings = self.console.say, self.settings
         for note in notes:
             say(note)
         names = list(self.space.propose(lambda one: one.default))
         stages = " -> ".join(
-            f"{rung.epochs} x {100 * rung.subset:.3g} %"
-            if last.subset <= 1
-            else f"{rung.epochs} x {rung.subset:,.0f}"
-            for rung in self.recipe.rungs
+            f"{rung.epochs} x {data_text(rung.subset)}" for rung in self.recipe.rungs
         )
         say(f"tuning {', '.join(names)} of {self.target.script.name} by {settings.sampler}")
         fraction = settings.trial_val_fraction
@@ -188,9 +137,6 @@ class Search:
 
     def run(self) -> None:
         """The whole search. Raises UserError, StoppedBySignal."""
-        from tuning.confirm import Confirmation
-        from tuning.report import Report
-
         self.signals.defer()
         for trial in self.study.trials()[:1]:  # of a study that is continued
             whole = trial.user_attrs.get(f"rung{len(self.recipe.rungs) - 1}")
@@ -230,8 +176,6 @@ class Search:
         self.console.end_bar()
         if self.signals.received is not None:
             raise StoppedBySignal(self.signals.received, self._stopped_line())
-        from tuning.runner import Interrupted
-
         real = [error for error in self.errors if not isinstance(error, Interrupted)]
         if real:
             raise real[0]
@@ -251,8 +195,6 @@ class Search:
 
     def _search(self, slot: int) -> None:
         """Trials one after the other, until there are no more."""
-        from tuning.runner import Interrupted
-
         while not (self.runner.stopping.is_set() or self._time_is_up()):
             claim = self.study.claim(self.total)
             if claim is None:
@@ -280,13 +222,9 @@ class Search:
             finally:
                 claim.close()
 
-    def _carry_out(self, claim, slot: int) -> None:
+    def _carry_out(self, claim: Claim, slot: int) -> None:
         """Trains a trial through the stages that it is allowed; the default through the last one
         only."""
-        from optuna.trial import TrialState
-
-        from tuning.halving import DEFAULT_TRIAL
-
         last = len(self.recipe.rungs) - 1
         first = last if claim.number == DEFAULT_TRIAL else 0
         for index in range(first, claim.rung + 1):
@@ -308,10 +246,8 @@ class Search:
             return self._done(claim, f"{outcome.score:.2f} %")
         self._done(claim, f"{outcome.score:.2f} % after {rung.epochs} epochs")
 
-    def _note_length(self, claim, outcome, index: int, last: int) -> None:
+    def _note_length(self, claim: Claim, outcome: Outcome, index: int, last: int) -> None:
         """Reserves time by the length of the first run; notes a first stage that is too short."""
-        from tuning.halving import DEFAULT_TRIAL
-
         if claim.number == DEFAULT_TRIAL:
             self._reserve(outcome.seconds)
         is_first = claim.number == DEFAULT_TRIAL + 1 and index == 0 < last
@@ -324,8 +260,6 @@ class Search:
 
     def _reserve(self, seconds: float) -> None:
         """Reserves time of --timeout for the confirmation and a last run, of `seconds` each."""
-        from tuning.confirm import FINALISTS
-
         runs = (1 + FINALISTS) * self.settings.confirm
         reserve = seconds * (1 + -(-runs // self.jobs))
         if self.limit is not None and not self.reserve and reserve > self.limit / 2:
@@ -336,9 +270,7 @@ class Search:
                 )
         self.reserve = reserve
 
-    def _fail(self, claim, why: str) -> None:
-        from optuna.trial import TrialState
-
+    def _fail(self, claim: Claim, why: str) -> None:
         claim.trial.set_user_attr("failure", why)
         self.study.tell(claim, TrialState.FAIL)
         self._done(claim, f"failed: {why}")
@@ -349,11 +281,9 @@ class Search:
     def _finished(self) -> int:
         return sum(trial.state.is_finished() for trial in self.study.trials())
 
-    def _done(self, claim, how: str) -> None:
+    def _done(self, claim: Claim, how: str) -> None:
         """Prints a line for the trial after its first stage, and the best so far. Results of
         further stages go to the log; without a terminal, a new best has a line of its own."""
-        from tuning.report import best_line
-
         line = f"trial {claim.number} ({self.space.line(claim.values)}): {how}"
         with self._say_lock:
             best, finished = best_line(self.study.trials()), self._finished()

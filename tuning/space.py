@@ -40,7 +40,7 @@ class Parameter:
     grid: tuple
     when: Mapping
     of_epochs: bool
-    integer: bool
+    integer: bool = False
     note: str = ""
 
     def suggest(self, trial):
@@ -77,7 +77,6 @@ class Space:
 
     Args:
         parameters: in the order of the file, in which they are proposed.
-        config_class: of the entry's settings.
         raw: the settings of the base recipe that are not the entry's defaults.
     """
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 
 from tuning.flags import REFUSED
-from tuning.optimizer_ranges import with_optimizers
 from tuning.recipe import OF_THE_PLACE
 from tuning.space import DIGITS, Parameter, Space, effective
 from utils.errors import UserError
-from utils.settings.aliases import ALIASES
+from utils.optim.entry import Range
+from utils.optim.table import OPTIMIZERS
 from utils.settings.config import COMMAND_LINE, DEFAULT, Config, fields
-from utils.settings.values import convert
+from utils.settings.values import canonical_name, convert, suggestion
 from utils.settings.yaml_file import read_yaml_file
 
+# In place of a range: those that the optimizers state in their files (utils/optim/).
+OF_OPTIMIZER = {"of": "optimizer"}
+OPTIMIZER_FLAGS = "optimizer_flags"  # in place of a setting: all that only one optimizer has
 KEYS = ("low", "high", "scale", "choices", "default", "grid", "when", "of")
 SCALES = ("log", "linear", "int")
 # Begins the note on a parameter whose range cannot contain its default.
@@ -43,10 +48,7 @@ def load_space(
     """The space that is searched.
 
     Args:
-        path: of the YAML.
-        config_class: of the entry's settings.
         settings, origin: the base recipe, as `utils.settings.config.parse` gives it.
-        params: --params.
 
     Returns:
         (space, raw, notes): `raw` has the settings of the base recipe that are not the entry's
@@ -55,7 +57,7 @@ def load_space(
     Raises:
         UserError: the file cannot be read or is not a space, or nothing is left to tune.
     """
-    content = with_optimizers(_read(path), str(path))
+    content = _with_optimizers(_read(path), str(path))
     known = fields(config_class)
     raw = {n: getattr(settings, n) for n in known if origin[n] != DEFAULT and n in known}
     raw = {n: v for n, v in raw.items() if n not in ("config", "host_config", "output")}
@@ -63,7 +65,8 @@ def load_space(
     for name in wanted or ():
         if name not in {_name(str(key), known, str(path)) for key in content}:
             raise UserError(f"--params: {name} is not in {path}; it has {', '.join(content)}")
-    parameters, notes, fixed = [], [], []
+    ranges: list[_Range] = []
+    notes, fixed = [], []
     for given, entry in content.items():
         name = _name(str(given), known, str(path))
         if name in UNTUNABLE:
@@ -75,15 +78,17 @@ def load_space(
             continue
         if wanted is not None and name not in wanted:
             continue
-        ranges = entry if isinstance(entry, list) else [entry]
-        for index, one in enumerate(ranges):
-            where = f"{path}: {given}" + (f", range {index + 1}" if len(ranges) > 1 else "")
-            key = name if len(ranges) == 1 else f"{name}.{index + 1}"
-            if name not in raw and _has_default(one) and _holds(one, config_class, raw):
-                raw[name] = convert(known[name], one["default"], f"{where}: default")
-            parameters.append((name, key, one, where))
+        parts = entry if isinstance(entry, list) else [entry]
+        for number, part in enumerate(parts, 1):
+            where = f"{path}: {given}" + (f", range {number}" if len(parts) > 1 else "")
+            key = f"{name}.{number}" if len(parts) > 1 else name
+            one = _Range(name, key, where, part, known)
+            its_own = "default" in part and not one.of_epochs and name not in raw
+            if its_own and one.holds(effective(config_class, raw)):
+                raw[name] = one.value(part["default"], "default")
+            ranges.append(one)
     effective(config_class, raw).validate()
-    made = _reachable(parameters, config_class, raw)
+    made = _reachable(ranges, config_class, raw)
     if fixed:
         notes.append(f"fixed by the command line, not tuned: {', '.join(fixed)}")
     space = Space(made, config_class, raw)
@@ -112,25 +117,163 @@ def _read(path: Path) -> dict:
     return dict(content)
 
 
+def _with_optimizers(content: Mapping, where: str) -> dict:
+    """The content of a space with ranges in place of OF_OPTIMIZER. Raises UserError if no optimizer
+    states a range for the setting."""
+    expanded = {}
+    for name, entry in content.items():
+        parts = entry if isinstance(entry, list) else [entry]
+        if OF_OPTIMIZER not in parts:
+            expanded[name] = entry
+        elif name == OPTIMIZER_FLAGS:
+            for optimizer in OPTIMIZERS.values():
+                for flag, ranges in optimizer.ranges.items():
+                    if flag in optimizer.own:
+                        expanded[flag] = [_as_in_a_file(one, {}) for one in ranges]
+        else:
+            setting = canonical_name(str(name))
+            # Each names one optimizer only, so that a new one changes nothing in others' studies.
+            stated = [
+                _as_in_a_file(one, {"optimizer": optimizer})
+                for optimizer, its in OPTIMIZERS.items()
+                for one in its.ranges.get(setting, ())
+            ]
+            if not stated:
+                raise UserError(f"{where}: {name}: of: optimizer: no optimizer states a range")
+            expanded[name] = [
+                one for part in parts for one in (stated if part == OF_OPTIMIZER else [part])
+            ]
+    return expanded
+
+
+def _as_in_a_file(one: Range, when: dict) -> dict:
+    """A range as in a space file; `when`: settings with which it applies, added to its own."""
+    when = when | dict(one.when)
+    return {"low": one.low, "high": one.high, "scale": one.scale, "grid": [*one.grid], "when": when}
+
+
 def _name(given: str, known: Mapping, where: str) -> str:
-    name = given.strip().lstrip("-").replace("-", "_")
-    name = ALIASES.get(name, name)
+    name = canonical_name(given.strip())
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f", did you mean {near[0]}?" if near else ""
-        raise UserError(f"{where}: unknown setting {given!r}{hint}")
+        raise UserError(f"{where}: unknown setting {given!r}{suggestion(given, known)}")
     return name
 
 
-def _of_epochs(entry: Mapping) -> bool:
-    return entry.get("of") == "epochs"
+class _Range:
+    """A range of the file, or the choices in place of one.
+
+    Args:
+        name: of the setting; `key`: that of the range in the study.
+        where: it stands, for messages.
+        entry: of the file.
+        known: settings of the entry script.
+
+    Attributes:
+        when: setting -> the values with which it holds.
+        of_epochs: its numbers are fractions of the run's epochs.
+
+    Raises:
+        UserError: a key is unknown, or a condition is wrong.
+    """
+
+    def __init__(self, name: str, key: str, where: str, entry, known: Mapping):
+        self.name, self.key, self.where, self.field = name, key, where, known[name]
+        if not isinstance(entry, Mapping):
+            raise UserError(f"{where}: low, high and scale, or choices, are needed below it")
+        for word in entry:
+            if word not in KEYS:
+                near = difflib.get_close_matches(str(word), KEYS, n=1, cutoff=0.5)
+                hint = f", did you mean {near[0]}?" if near else f"; known are {', '.join(KEYS)}"
+                raise UserError(f"{where}: unknown key {word!r}{hint}")
+        if entry.get("of", "epochs") != "epochs":
+            raise UserError(f"{where}: of: {entry['of']!r} is not epochs")
+        self.entry, self.of_epochs = entry, "of" in entry
+        when = {} if entry.get("when") is None else entry["when"]
+        if not isinstance(when, Mapping):
+            raise UserError(f"{where}: when: 'setting: value' is needed, as in {{optimizer: sgd}}")
+        self.when = {}
+        for given, wanted in when.items():
+            other = _name(str(given), known, f"{where}: when")
+            self.when[other] = tuple(
+                convert(known[other], one, f"{where}: when: {given}")
+                for one in (wanted if isinstance(wanted, list) else [wanted])
+            )
+
+    def holds(self, settings: Config) -> bool:
+        return all(getattr(settings, name) in values for name, values in self.when.items())
+
+    def value(self, given, word: str):
+        """`given` below `word` in the file, as a value of the setting."""
+        if given is None:
+            raise UserError(f"{self.where}: {word} is missing")
+        if not self.of_epochs:
+            return convert(self.field, given, f"{self.where}: {word}")
+        with contextlib.suppress(TypeError, ValueError):
+            if 0 <= (fraction := float(given)) <= 1:
+                return fraction
+        raise UserError(f"{self.where}: {word} {given!r} is not a fraction of the epochs, 0 to 1")
+
+    def parameter(self, recipe: Config, own_default: bool) -> Parameter:
+        """Args:
+        recipe: the settings under which it holds.
+        own_default: its default is that of the file, not of the recipe.
+        """
+        entry, where = self.entry, self.where
+        default = getattr(recipe, self.name)
+        if self.of_epochs:
+            default = round((default or 0) / recipe.epochs, DIGITS)
+        if own_default:
+            default = self.value(entry["default"], "default")
+        grid = entry.get("grid") or []
+        if not isinstance(grid, list):
+            raise UserError(f"{where}: grid: a list such as [0.1, 0.2] is needed")
+        grid = tuple(self.value(point, "grid") for point in grid)
+        made = functools.partial(
+            Parameter, self.name, self.key, when=self.when, of_epochs=self.of_epochs
+        )
+        if "choices" in entry:
+            given = entry["choices"]
+            if {"low", "high", "scale"} & {*entry} or not isinstance(given, list) or len(given) < 2:
+                raise UserError(
+                    f"{where}: choices is a list of two or more, without low, high, scale"
+                )
+            choices = tuple(None if c is None else self.value(c, "choices") for c in given)
+            if default not in choices:
+                choices += (default,)
+            return made(None, None, "choice", choices, default, grid or choices)
+        scale = entry.get("scale", "linear")
+        if scale not in SCALES:
+            raise UserError(f"{where}: scale {scale!r} is not one of {', '.join(SCALES)}")
+        low, high = (self.value(entry.get(end), end) for end in ("low", "high"))
+        if isinstance(low, (str, bool)):
+            raise UserError(f"{where}: --{self.name} is not a number: give choices")
+        if not low < high:
+            raise UserError(f"{where}: low {low:g} is not below high {high:g}")
+        if scale == "log" and low <= 0:
+            raise UserError(f"{where}: scale log needs low above 0, not {low:g}")
+        integer = scale == "int" or isinstance(low, int)
+        if integer and not (float(low).is_integer() and float(high).is_integer()):
+            raise UserError(f"{where}: scale int needs whole numbers, not {low:g} and {high:g}")
+        for point in grid:
+            if not low <= point <= high:
+                raise UserError(
+                    f"{where}: grid point {point:g} lies outside of {low:g} to {high:g}"
+                )
+        note = ""
+        if default is None or (scale == "log" and default <= 0):
+            note = f"{OUT_OF_REACH}{where}: the recipe has {default}, which no range of scale "
+            note += f"{scale} contains: give a default, or choices: [{default}, ...]"
+            default = low
+        elif not low <= default <= high:
+            low, high = min(low, default), max(high, default)
+            note = f"{self.name}: its range is widened to {low:g} to {high:g}, to include the "
+            note += "recipe's own"
+        return made(low, high, scale, (), default, grid, integer=integer, note=note)
 
 
-def _reachable(
-    ranges: list[tuple[str, str, Mapping, str]], config_class: type[Config], raw: dict
-) -> list[Parameter]:
-    """The ranges, (setting, key, entry of the file, where it stands) of each, that a trial can use,
-    checked. The key of a setting's only remaining range loses its number."""
+def _reachable(ranges: list[_Range], config_class: type[Config], raw: dict) -> list[Parameter]:
+    """The ranges that a trial can use. The key of a setting's only remaining range loses its
+    number."""
     base, left = effective(config_class, raw), []
     settled = set()  # settings with a range that holds in every trial
 
@@ -139,153 +282,25 @@ def _reachable(
         before = [one for one in left if one.name == name]
         return getattr(base, name) == value or any(one.contains(value) for one in before)
 
-    for name, key, entry, where in ranges:
-        _check_keys(entry, where)
-        wanted = _conditions(entry.get("when"), where, fields(config_class))
-        possible = {n: [v for v in values if can_be(n, v)] for n, values in wanted.items()}
-        if name in settled or not all(possible.values()):
+    for one in ranges:
+        possible = {n: [v for v in values if can_be(n, v)] for n, values in one.when.items()}
+        if one.name in settled or not all(possible.values()):
             continue
-        if not {one.name for one in left} & {*wanted}:
-            settled.add(name)
+        if not {other.name for other in left} & {*one.when}:
+            settled.add(one.name)
         # The settings under which a range holds that does not hold for the recipe: its default may
         # depend on them.
-        holds = all(getattr(base, n) in values for n, values in wanted.items())
+        holds = one.holds(base)
         elsewhere = {} if holds else {n: values[0] for n, values in possible.items()}
         recipe = effective(config_class, raw | elsewhere)
         try:
             recipe.validate()
         except UserError as error:
-            raise UserError(f"{where}: {error}") from None
-        own_default = "default" in entry and (_of_epochs(entry) or not holds) and name not in raw
-        left.append(_parameter(name, key, entry, where, wanted, recipe, own_default))
+            raise UserError(f"{one.where}: {error}") from None
+        may_differ = (one.of_epochs or not holds) and one.name not in raw
+        left.append(one.parameter(recipe, own_default="default" in one.entry and may_differ))
     names = [one.name for one in left]
     return [
         dataclasses.replace(one, key=one.name if names.count(one.name) == 1 else one.key)
         for one in left
     ]
-
-
-def _has_default(entry) -> bool:
-    return isinstance(entry, Mapping) and "default" in entry and not _of_epochs(entry)
-
-
-def _holds(entry: Mapping, config_class: type[Config], raw: dict) -> bool:
-    when = entry.get("when")
-    if not isinstance(when, Mapping):
-        return True
-    base = effective(config_class, raw)
-    return all(getattr(base, str(n), None) in _listed(v) for n, v in when.items())
-
-
-def _listed(value) -> tuple:
-    return tuple(value) if isinstance(value, list) else (value,)
-
-
-def _check_keys(entry, where: str) -> None:
-    if not isinstance(entry, Mapping):
-        raise UserError(f"{where}: low, high and scale, or choices, are needed below it")
-    for word in entry:
-        if word not in KEYS:
-            near = difflib.get_close_matches(str(word), KEYS, n=1, cutoff=0.5)
-            hint = f", did you mean {near[0]}?" if near else f"; known are {', '.join(KEYS)}"
-            raise UserError(f"{where}: unknown key {word!r}{hint}")
-    if "of" in entry and not _of_epochs(entry):
-        raise UserError(f"{where}: of: {entry['of']!r} is not epochs")
-
-
-def _parameter(
-    name: str,
-    key: str,
-    entry: Mapping,
-    where: str,
-    when: dict,
-    recipe: Config,
-    own_default: bool,
-) -> Parameter:
-    """A range of the file, checked.
-
-    Args:
-        when: its conditions.
-        recipe: the settings under which it holds.
-        own_default: its default is that of the file, not of the recipe.
-    """
-    field, of_epochs = fields(type(recipe))[name], _of_epochs(entry)
-    default = getattr(recipe, name)
-    if of_epochs:
-        default = round((default or 0) / recipe.epochs, DIGITS)
-
-    def value(given, word: str):
-        if given is None:
-            raise UserError(f"{where}: {word} is missing")
-        if of_epochs:
-            fraction = _number(given)
-            if fraction is None or not 0 <= fraction <= 1:
-                raise UserError(
-                    f"{where}: {word} {given!r} is not a fraction of the epochs, 0 to 1"
-                )
-            return fraction
-        return convert(field, given, f"{where}: {word}")
-
-    if own_default:
-        default = value(entry["default"], "default")
-    grid = entry.get("grid") or []
-    if not isinstance(grid, list):
-        raise UserError(f"{where}: grid: a list such as [0.1, 0.2] is needed")
-    grid = tuple(value(point, "grid") for point in grid)
-    if "choices" in entry:
-        given = entry["choices"]
-        if {"low", "high", "scale"} & {*entry} or not isinstance(given, list) or len(given) < 2:
-            raise UserError(f"{where}: choices is a list of two or more, without low, high, scale")
-        choices = tuple(None if c is None else value(c, "choices") for c in given)
-        if default not in choices:
-            choices += (default,)
-        grid = grid or choices
-        return Parameter(
-            name, key, None, None, "choice", choices, default, grid, when, of_epochs, False
-        )
-    scale = entry.get("scale", "linear")
-    if scale not in SCALES:
-        raise UserError(f"{where}: scale {scale!r} is not one of {', '.join(SCALES)}")
-    low, high = (value(entry.get(end), end) for end in ("low", "high"))
-    if isinstance(low, (str, bool)):
-        raise UserError(f"{where}: --{name} is not a number: give choices")
-    if not low < high:
-        raise UserError(f"{where}: low {low:g} is not below high {high:g}")
-    if scale == "log" and low <= 0:
-        raise UserError(f"{where}: scale log needs low above 0, not {low:g}")
-    integer = scale == "int" or isinstance(low, int)
-    if integer and not (float(low).is_integer() and float(high).is_integer()):
-        raise UserError(f"{where}: scale int needs whole numbers, not {low:g} and {high:g}")
-    for point in grid:
-        if not low <= point <= high:
-            raise UserError(f"{where}: grid point {point:g} lies outside of {low:g} to {high:g}")
-    note = ""
-    if default is None or (scale == "log" and default <= 0):
-        note = f"{OUT_OF_REACH}{where}: the recipe has {default}, which no range of scale {scale} "
-        note += f"contains: give a default, or choices: [{default}, ...]"
-        default = low
-    elif not low <= default <= high:
-        low, high = min(low, default), max(high, default)
-        note = f"{name}: its range is widened to {low:g} to {high:g}, to include the recipe's own"
-    return Parameter(name, key, low, high, scale, (), default, grid, when, of_epochs, integer, note)
-
-
-def _conditions(when, where: str, known: Mapping) -> dict:
-    if when is None:
-        return {}
-    if not isinstance(when, Mapping):
-        raise UserError(f"{where}: when: 'setting: value' is needed, as in {{optimizer: sgd}}")
-    conditions = {}
-    for given, wanted in when.items():
-        name = _name(str(given), known, f"{where}: when")
-        conditions[name] = tuple(
-            convert(known[name], one, f"{where}: when: {given}") for one in _listed(wanted)
-        )
-    return conditions
-
-
-def _number(given) -> float | None:
-    try:
-        return float(given)
-    except (TypeError, ValueError):
-        return None

@@ -22,12 +22,11 @@ import yaml
 from optuna.storages import JournalStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from tuning import locks
+from tuning.files import Journal, locked, take_lock, told
 from tuning.halving import ALLOWED, DEFAULT_TRIAL, SeededSampler, is_waiting, next_to_promote
-from tuning.journal import Journal
 from tuning.space import Space
 from utils.errors import UserError
-from utils.files import reason, replace_file
+from utils.files import replace_file
 
 # Other processes hold all trials that are left.
 WAIT = "wait"
@@ -56,48 +55,40 @@ class Claim:
 class Study:
     """Args:
     folder: of the study; created if missing.
-    plan: {setting: value} that make its trials comparable; a study that exists must have the same.
+    plan: {setting: value} that make its trials comparable, with "sampler", "seed" and "reduction";
+        a study that exists must have the same.
     space: what is tuned.
-    sampler: "tpe", "random" or "grid".
-    rungs, reduction: of successive halving.
+    rungs: number of stages.
 
     Raises:
         UserError: the folder cannot be written, or holds a study with another plan.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        plan: Mapping,
-        space: Space,
-        sampler: str,
-        seed: int,
-        rungs: int,
-        reduction: int,
-    ):
+    def __init__(self, folder: Path, plan: dict, space: Space, rungs: int):
         self.folder, self.space = folder, space
-        self.rungs, self.reduction = rungs, reduction
-        quiet()
-        try:
+        self.rungs, self.reduction = rungs, plan["reduction"]
+        self.grid = plan["sampler"] == "grid"
+        # Its messages would repeat ours.
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+        warnings.filterwarnings("ignore", module="optuna")
+        with told(f"--output {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             with self.held():
-                self._keep_plan(dict(plan))
+                self._keep_plan(plan)
                 self.study = optuna.create_study(
                     storage=JournalStorage(Journal(folder / "journal.jsonl")),
-                    sampler=SeededSampler(sampler, seed),
+                    sampler=SeededSampler(plan["sampler"], plan["seed"]),
                     pruner=optuna.pruners.NopPruner(),  # see tuning/halving.py
                     study_name=NAME,
                     direction="maximize",
                     load_if_exists=True,
                 )
-                points = space.grid() if sampler == "grid" else []
+                points = space.grid() if self.grid else []
                 default = space.defaults()  # including parameters that do not apply
                 if points:
                     self._check_points([default, *points])
                 self._enqueue([default, *(p for p in points if not p.items() <= default.items())])
-        except OSError as error:
-            raise UserError(f"--output {folder}: {reason(error)}") from None
-        self.grid = sampler == "grid"
 
     def _keep_plan(self, plan: dict) -> None:
         path = self.folder / "study.yaml"
@@ -137,7 +128,10 @@ class Study:
 
     def held(self) -> contextlib.AbstractContextManager:
         """A lock: no other process begins a trial or writes the report within it."""
-        return locks.held(self.folder / ".lock")
+        return locked(self.folder / ".lock")
+
+    def _told(self) -> contextlib.AbstractContextManager:
+        return told(f"--output {self.folder}", "; make room")
 
     # ---- trials -------------------------------------------------------------------------------
 
@@ -156,9 +150,6 @@ class Study:
     def begun(self) -> list[FrozenTrial]:
         return [trial for trial in self._trials() if trial.state != TrialState.WAITING]
 
-    def trial_folder(self, number: int) -> Path:
-        return self.folder / "trials" / f"{number:04}"
-
     def claim(self, most: int) -> Claim | str | None:
         """The next trial for this process: one whose process has died, one that goes on to its next
         stage, or a new one as long as there are fewer than `most`. WAIT: other processes hold the
@@ -166,47 +157,44 @@ class Study:
 
         Raises UserError.
         """
-        try:
-            with self.held():
-                begun = self.begun()
-                running = [t for t in begun if t.state == TrialState.RUNNING]
-                running = [t for t in running if not is_waiting(t, self.rungs)]
-                for frozen in running:
-                    claim = self._take(frozen)
-                    if claim is not None:
-                        return claim
-                points_left = len(self._trials()) > len(begun)
-                full = len(begun) >= most or (self.grid and not points_left)
-                at_end = full and not running
-                frozen = next_to_promote(begun, self.rungs, self.reduction, at_end)
-                if frozen is not None:
-                    # Its process has reported the score, but may still hold the trial.
-                    return self._take(frozen, frozen.last_step + 1) or WAIT
-                if full:
-                    return WAIT if running else None
-                number = self.study.ask().number
-                return self._take(self._trials()[number])
-        except OSError as error:
-            raise UserError(f"--output {self.folder}: {reason(error)}; make room") from None
+        with self._told(), self.held():
+            begun = self.begun()
+            running = [
+                trial
+                for trial in begun
+                if trial.state == TrialState.RUNNING and not is_waiting(trial, self.rungs)
+            ]
+            for frozen in running:
+                claim = self._take(frozen)
+                if claim is not None:
+                    return claim
+            points_left = len(self._trials()) > len(begun)
+            full = len(begun) >= most or (self.grid and not points_left)
+            at_end = full and not running
+            frozen = next_to_promote(begun, self.rungs, self.reduction, at_end)
+            if frozen is not None:
+                # Its process has reported the score, but may still hold the trial.
+                return self._take(frozen, frozen.last_step + 1) or WAIT
+            if full:
+                return WAIT if running else None
+            number = self.study.ask().number
+            return self._take(self._trials()[number])
 
     def claim_to_end(self) -> Claim | None:
         """When time is up: the best waiting trial, if none but the default has finished. Raises
         UserError."""
-        try:
-            with self.held():
-                begun = self.begun()
-                if any(t.state == TrialState.COMPLETE and t.number for t in begun):
-                    return None
-                frozen = next_to_promote(begun, self.rungs, self.reduction, at_end=True)
-                return None if frozen is None else self._take(frozen, frozen.last_step + 1)
-        except OSError as error:
-            raise UserError(f"--output {self.folder}: {reason(error)}; make room") from None
+        with self._told(), self.held():
+            begun = self.begun()
+            if any(t.state == TrialState.COMPLETE and t.number for t in begun):
+                return None
+            frozen = next_to_promote(begun, self.rungs, self.reduction, at_end=True)
+            return None if frozen is None else self._take(frozen, frozen.last_step + 1)
 
     def _take(self, frozen: FrozenTrial, rung: int | None = None) -> Claim | None:
         """A claim on the trial up to `rung` (None: as far as it is allowed already); None if
         another process holds it."""
-        folder = self.trial_folder(frozen.number)
-        lock = locks.take(folder / ".lock")
+        folder = self.folder / "trials" / f"{frozen.number:04}"
+        lock = take_lock(folder / ".lock")
         if lock is None:
             return None
         trial = Trial(self.study, frozen._trial_id)
@@ -229,22 +217,13 @@ class Study:
     def confirmation(self, name: str) -> Iterator[tuple[Path, int | None]]:
         """The folder of a run with another seed, and its lock; None if another process holds it."""
         folder = self.folder / "confirm" / name
-        try:
-            lock = locks.take(folder / ".tuning")
-        except OSError as error:
-            raise UserError(f"--output {self.folder}: {reason(error)}; make room") from None
+        with self._told():
+            lock = take_lock(folder / ".tuning")
         try:
             yield folder, lock
         finally:
             if lock is not None:
                 os.close(lock)
-
-
-def quiet() -> None:
-    """Silences Optuna, whose messages would repeat ours."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    warnings.filterwarnings("ignore", module="optuna")
 
 
 def _short(plan: Mapping, name: str) -> str:

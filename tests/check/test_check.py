@@ -1,6 +1,7 @@
 """--check in one process, and the parts of it that need no other."""
 
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -14,20 +15,27 @@ from quick_runs import handlers_put_back
 import resnet50_test
 import transformer_test
 import vit_test
-from utils.check import kernels, machine
-from utils.check.context import Check
-from utils.check.device import check_memory, of_other_ranks
+from utils.check import arithmetic, machine
+from utils.check.arithmetic import matrix_speed, slowest
+from utils.check.context import (
+    FAILS,
+    NOTE,
+    OK,
+    SKIPPED,
+    Check,
+    Report,
+    amount,
+    part_of_check,
+)
 from utils.check.links import expected, transports
-from utils.check.patience import Patience
-from utils.check.ranks import check_versions, judge, show_ranks
-from utils.check.report import FAILS, NOTE, OK, SKIPPED, Report, aligned, amount
-from utils.check.shared import folder_problem
-from utils.check.speed import matrix_speed, slowest
+from utils.check.ranks import check_versions, folder_problem, judge, show_ranks
+from utils.check.run_check import check_memory, of_other_ranks
 from utils.distributed import collectives
 from utils.distributed.collectives import Timing
 from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.machine import packages
+from utils.reporting.console import aligned
 from utils.settings.config import parse
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,10 +169,10 @@ def test_a_sound_machine(check, capsys, tmp_path):
 
 def test_what_does_not_hold_ends_with_1(check, monkeypatch, capsys, tmp_path):
     """A wrong fused module, a package that is missing, and a folder that cannot be written to."""
-    wrong = kernels.fused_cross_entropy
-    monkeypatch.setattr(kernels, "fused_cross_entropy", lambda *given: wrong(*given) * 1.001)
+    wrong = arithmetic.fused_cross_entropy
+    monkeypatch.setattr(arithmetic, "fused_cross_entropy", lambda *given: wrong(*given) * 1.001)
     missing = packages.Package("beautiful-package", "beautiful_package", "the looks")
-    monkeypatch.setattr("utils.check.device.NEEDED", (*packages.NEEDED, missing))
+    monkeypatch.setattr("utils.check.run_check.NEEDED", (*packages.NEEDED, missing))
     (tmp_path / "file").touch()
     code, report = check("--output", "file/folder")
     assert (code, report["result"]) == (1, "fails")
@@ -218,31 +226,38 @@ def test_no_secrets_are_told():
 
 
 def test_the_speed_of_a_rank_and_the_slowest_one(monkeypatch):
-    monkeypatch.setattr("utils.check.speed.SECONDS", 0.01)
+    monkeypatch.setattr("utils.check.arithmetic.SECONDS", 0.01)
     assert matrix_speed(torch.device("cpu")) > 0
     assert slowest([4.0, 1.0, 4.0, 5.0]) == (1, 0.25)
     assert slowest([3.0]) == (0, 1.0)
 
 
-def test_a_part_that_does_not_end_ends_the_process(capsys):
-    ended, told = [], []
-    patience = Patience(ended.append)
-    with patience.part("a quick part", 60, "nothing"):
+@pytest.fixture
+def ended(monkeypatch):
+    """The exit codes with which the process would have ended."""
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    return codes
+
+
+def test_a_part_that_does_not_end_ends_the_process(capsys, ended):
+    told = []
+    with part_of_check("a quick part", "nothing"):
         pass
-    with patience.part("all-reduce", 0.01, "the network", lambda: " (rank 1)", told.append):
+    with part_of_check("all-reduce", "the network", lambda: " (rank 1)", told.append, 0.01):
         while not ended:
             time.sleep(0.01)
     assert ended == [1] and told == ["all-reduce does not end within 0.01 s (rank 1): the network"]
     assert "all-reduce does not end within 0.01 s" in capsys.readouterr().err
 
 
-def test_a_part_that_fails_ends_the_process(capsys):
-    ended, told = [], []
-    with Patience(ended.append).part("all-reduce", 60, "look at NCCL", before=told.append):
+def test_a_part_that_fails_ends_the_process(capsys, ended):
+    told = []
+    with part_of_check("all-reduce", "look at NCCL", before=told.append):
         raise RuntimeError("NCCL error in: x.cpp\nmore")
     assert ended == [1] and told == ["all-reduce fails (NCCL error in: x.cpp): look at NCCL"]
     assert "all-reduce fails" in capsys.readouterr().err
-    with pytest.raises(UserError), Patience(ended.append).part("joining", 60, "nothing"):
+    with pytest.raises(UserError), part_of_check("joining", "nothing"):
         raise UserError("a mistake of the user's keeps its line")
 
 
@@ -273,17 +288,17 @@ def test_the_facts_of_a_gpu(one_gpu):
 
 def test_what_is_computed_on_a_gpu_stays_on_it(monkeypatch):
     """On a fake GPU, which has no values: no tensor is on another device."""
-    monkeypatch.setattr("utils.check.speed.SECONDS", 0.01)
+    monkeypatch.setattr("utils.check.arithmetic.SECONDS", 0.01)
     monkeypatch.setattr(collectives, "TOTAL_SECONDS", 0.0)
     monkeypatch.setattr(collectives.dist, "all_reduce", lambda *given, **_: None)
     exchange = SimpleNamespace(
         size=2, group=None, barrier=lambda: None, gather_json=lambda value: [value] * 2
     )
     with fake_cuda():
-        assert kernels.largest_differences(CUDA).keys() == {
+        assert arithmetic.largest_differences(CUDA).keys() == {
             "cross-entropy", "feed-forward block", "BatchNorm"
         }  # fmt: skip
-        assert kernels.how_computed(CUDA) == "by Triton's kernels"
+        assert arithmetic.how_computed(CUDA) == "by Triton's kernels"
         assert matrix_speed(CUDA) > 0
         assert collectives.measure(exchange, CUDA, "all-reduce").size == 1 << 28
 
@@ -339,7 +354,7 @@ class TwoHosts:
         return [value, other]
 
 
-def test_two_hosts_are_compared(one_gpu, tmp_path):
+def test_two_hosts_are_compared(one_gpu, tmp_path, ended):
     lines, exchange = [], TwoHosts()
     exchange.told = {"host": "node2", "rank": 1, "torch": "2.11.0", "driver": "550.1"}
     watch = SimpleNamespace(silent=lambda: [1])
@@ -347,8 +362,7 @@ def test_two_hosts_are_compared(one_gpu, tmp_path):
         exchange=exchange, device=torch.device("cuda", 0), threads=1, leads=True, watch=watch
     )
     report = Report(lines.append)
-    ended = []
-    check = Check(run, report, Patience(ended.append), tmp_path / "check.json")
+    check = Check(run, report, tmp_path / "check.json")
     show_ranks(check)
     check_memory(check)
     check_versions(check)

@@ -5,7 +5,6 @@ describe. Curves are drawn for three runs only.
 import contextlib
 import csv
 import functools
-import importlib
 import importlib.util
 import io
 import json
@@ -20,8 +19,10 @@ import pytest
 import torch
 import torchvision
 from clone_of_pages import SHORT, SIDE, SMALL, clone, newest, run, shortened
+from matplotlib.figure import Figure
 from pages import ENTRIES, ROOT, blocks, coded, rows, text
 
+from tuning.entry import target_of
 from tuning.flags import for_trials
 from tuning.search import Search
 from utils.launch import launcher as launch
@@ -138,13 +139,12 @@ def _prepare_launch(command: str) -> None:
 
 def _prepare_search(command: str) -> None:
     """All but the trials, which tests/tuning/ tests."""
-    name = re.match(r"bash tuning/(\w+)\.sh ", command)[1]
-    program = importlib.import_module(f"tuning.{name}")
+    target = target_of(re.match(r"bash tuning/(\w+)_tuning\.sh ", command)[1])
     flags = for_trials(shlex.split(command)[2:])
-    settings, origin = parse(program.Settings, flags, "")
+    settings, origin = parse(target.search_class, flags, "")
     settings.output = f"studies/{len(list(Path('studies').glob('*')))}"
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        Search(program.TARGET, settings, origin, signals=None).console.close()
+        Search(target, settings, origin, signals=None).console.close()
     assert "tuning lr" in said.getvalue() or "--params" in command
 
 
@@ -162,7 +162,7 @@ def _run_entry(workplace: Path, command: str) -> None:
     before = set(Path("runs").iterdir())
     with pytest.MonkeyPatch.context() as patch:  # each takes half a second
         patch.setattr("utils.runs.summary.draw_curves", lambda *_: None)
-        patch.setattr("utils.reporting.classes.draw_confusions", lambda *_: b"")
+        patch.setattr("utils.reporting.classes.draw_confusions", lambda *_: Figure())
         result = run(shortened(command))
     assert result.code == 0, f"{command}\n{result.err}"
     assert "error" not in result.err and "Warning" not in result.err

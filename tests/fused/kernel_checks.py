@@ -21,7 +21,7 @@ from test_fused_transformer import DIRECTION as OF_TEXTS
 from test_fused_transformer import IDS, transformers
 from triton.runtime import interpreter
 
-from utils.check.kernels import ALLOWED, largest_differences
+from utils.check.arithmetic import ALLOWED, largest_differences
 from utils.fused import kernels
 from utils.fused.cross_entropy import fused_cross_entropy
 from utils.fused.kernels import image_kernels, layer_kernels, loss_kernels

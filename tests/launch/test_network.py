@@ -56,8 +56,8 @@ def machine(monkeypatch):
         return look_up({"node1": "127.0.1.1"}.get(host, host), *arguments, **named)
 
     monkeypatch.setattr(network.socket, "getaddrinfo", names)
-    monkeypatch.setattr(network, "_address_outside", lambda: "10.0.0.7")
-    monkeypatch.setattr(network, "interface_of", {"10.0.0.7": "eth5", "10.1.0.7": "ib0"}.get)
+    monkeypatch.setattr(network, "OUTSIDE", "127.0.0.7")  # which `local_address` returns
+    monkeypatch.setattr(network, "interface_of", {"127.0.0.7": "eth5", "10.1.0.7": "ib0"}.get)
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
@@ -99,7 +99,7 @@ def test_plain_torchrun_gets_an_interface_on_several_machines_only(
 
 
 def test_loopback_does_not_lead_out():
-    assert interface_of(network._address_outside()) != "lo"
+    assert interface_of(local_address(network.OUTSIDE, 1)) != "lo"
 
 
 # ---- ports --------------------------------------------------------------------------------------

@@ -10,10 +10,12 @@ from PIL import Image
 from utils.reporting.classes import (
     class_scores,
     draw_confusions,
+    draw_mean_lambda,
     plotted_names,
     summary_lines,
     write_class_report,
 )
+from utils.reporting.plots import save_figure
 
 MATRIX = np.array([[8, 2, 0], [1, 9, 0], [0, 5, 15]])
 NAMES = ["cat", "dog", "horse"]
@@ -132,9 +134,24 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
         write_class_report(MATRIX, NAMES, tmp_path / "missing")
 
 
-def test_names_that_the_font_lacks_are_numbers_in_plots():
+def test_names_that_the_font_lacks_are_numbers_in_plots(tmp_path):
     names = ["cat", "\u7ecf\u6d4e", "caf\u00e9", "x" * 40]
     assert plotted_names(names)[:3] == ["cat", "class 1", "caf\u00e9"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of characters that the font lacks
-        draw_confusions(np.eye(2, dtype=np.int64), ["\u7ecf\u6d4e", "a"])
+        save_figure(draw_confusions(np.eye(2, dtype=np.int64), names[1:3]), tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("count", [2, 10, 40, 100])
+def test_what_mixup_has_learned_is_drawn_for_any_number_of_classes(tmp_path, count):
+    mean = np.random.default_rng(0).uniform(0.5, 1, (count, count))
+    names = [f"class {i} $x_1 猫" for i in range(count)]
+    save_figure(draw_mean_lambda((mean + mean.T) / 2, names), tmp_path / "policy.png")
+    with Image.open(tmp_path / "policy.png") as picture:
+        assert picture.format == "PNG" and min(picture.size) > 300
+
+
+def test_one_number_for_all_pairs_is_written():
+    drawn = draw_mean_lambda(np.full((3, 3), 0.75), ["a", "b", "c"])
+    texts = [text.get_text() for text in drawn.texts]
+    assert "0.750" in texts and any(text.endswith("for all pairs of classes") for text in texts)

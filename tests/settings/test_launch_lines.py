@@ -7,18 +7,18 @@ import pytest
 import resnet50_test
 import transformer_test
 import vit_test
-from tuning import resnet50_tuning, transformer_tuning
+from tuning.entry import target_of
 from tuning.flags import for_trials
 from utils.errors import UserError
-from utils.launch.flags import take_launch_flags
+from utils.launch.environment import take_launch_flags
 from utils.settings.config import fields, parse
 
 SETTINGS = {
     "resnet50_test.py": resnet50_test.Settings,
     "transformer_test.py": transformer_test.Settings,
     "vit_test.py": vit_test.Settings,
-    "tuning/resnet50_tuning.py": resnet50_tuning.Settings,
-    "tuning/transformer_tuning.py": transformer_tuning.Settings,
+    "tuning/resnet50_tuning.sh": target_of("resnet50").search_class,
+    "tuning/transformer_tuning.sh": target_of("transformer").search_class,
 }
 TEXT = Path(__file__).with_name("launch_lines.txt").read_text(encoding="utf-8")
 LINES = [line for line in TEXT.splitlines() if line and not line.startswith("#")]

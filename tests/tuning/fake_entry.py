@@ -41,6 +41,10 @@ def accuracy(settings: Settings) -> float:
     return 90 * amount / (amount + 0.3) - 20 * distance + 0.2 * noise
 
 
+def model_name(settings: Settings) -> str:
+    return f"fake{settings.depth}"
+
+
 def trace(line: str) -> None:
     if "FAKE_TRACE" in os.environ:
         with open(os.environ["FAKE_TRACE"], "a") as file:

@@ -6,7 +6,6 @@ FAKE_CLOCK: the search's clock advances by a second when a run starts or ends, a
 import os
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,25 +14,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import fake_entry
 
 from tuning import search as search_module
-from tuning.flags import TuningFlags
-from tuning.search import Target, search
+from tuning.entry import Target, search
+
+TARGET = Target(fake_entry, Path(__file__).with_name("fake_space.yaml"))
 
 
-@dataclass
-class Settings(TuningFlags, fake_entry.Settings):
-    pass
-
-
-TARGET = Target(
-    config_class=fake_entry.Settings,
-    script=Path(fake_entry.__file__).resolve(),
-    model=lambda settings: f"fake{settings.depth}",
-    space=Path(__file__).with_name("fake_space.yaml"),
-)
-
-
-def main(argv: list[str] | None = None) -> int:
-    return search(TARGET, Settings, "A search.", argv)
+def main(argv: list[str]) -> int:
+    return search(TARGET, argv)
 
 
 def runs_started_and_ended() -> int:
@@ -44,4 +31,4 @@ def runs_started_and_ended() -> int:
 if __name__ == "__main__":
     if "FAKE_CLOCK" in os.environ:
         search_module.time = SimpleNamespace(monotonic=runs_started_and_ended, sleep=time.sleep)
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

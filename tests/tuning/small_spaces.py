@@ -1,7 +1,7 @@
 """Spaces and recipes in tests, without a search."""
 
 import resnet50_test
-from tuning import resnet50_tuning
+from tuning.entry import target_of
 from tuning.flags import for_trials
 from tuning.halving import Rung
 from tuning.recipe import Recipe
@@ -9,16 +9,17 @@ from tuning.space import Parameter, Space
 from tuning.space_file import load_space
 from utils.settings.config import fields, parse
 
+RESNET50, TRANSFORMER = target_of("resnet50"), target_of("transformer")
 RUNGS = [Rung(2, 0.1), Rung(10, 0.2)]
 
 
-def space_of(path, *flags, tuning=resnet50_tuning):
+def space_of(path, *flags, target=RESNET50):
     """(Space, raw, notes) as read by a search."""
-    settings, origin = parse(tuning.Settings, for_trials(list(flags)), "")
-    known = fields(tuning.TARGET.config_class)
-    base = tuning.TARGET.config_class(**{name: getattr(settings, name) for name in known})
+    settings, origin = parse(target.search_class, for_trials(list(flags)), "")
+    known = fields(target.settings_class)
+    base = target.settings_class(**{name: getattr(settings, name) for name in known})
     origin = {name: origin[name] for name in known}
-    return load_space(path, tuning.TARGET.config_class, base, origin, settings.params)
+    return load_space(path, target.settings_class, base, origin, settings.params)
 
 
 def tuned(space):

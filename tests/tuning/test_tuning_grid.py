@@ -46,7 +46,7 @@ def test_a_grid_draws_nothing():
 def test_points_of_an_older_version_that_lack_settings_are_refused(tmp_path, space_file):
     """When the study is opened, before anything is queued."""
     space, _, _ = space_of(space_file(OPTIMIZER))
-    arguments = (tmp_path / "study", {}, space, "grid", 0, 1, 3)
+    arguments = (tmp_path / "study", {"sampler": "grid", "seed": 0, "reduction": 3}, space, 1)
     Study(*arguments)
     study = Study(*arguments).study
     queued = len(study.trials)

@@ -1,9 +1,8 @@
 """Which ranges of a space a search uses, given the flags and the settings above them."""
 
 import pytest
-from small_spaces import space_of, tuned
+from small_spaces import RESNET50, space_of, tuned
 
-from tuning import resnet50_tuning
 from utils.errors import UserError
 from utils.optim.table import OPTIMIZERS
 
@@ -19,7 +18,7 @@ from utils.optim.table import OPTIMIZERS
 )
 def test_flags_need_not_suit_optimizers_that_no_trial_uses(space_file, flags):
     """Each of these is refused beside another optimizer's learning rate, or beside madgrad."""
-    space, _, _ = space_of(resnet50_tuning.TARGET.space, *flags)
+    space, _, _ = space_of(RESNET50.space, *flags)
     assert tuned(space)["lr"] == OPTIMIZERS["sgd"].lr
     path = space_file("optimizer: {choices: [sgd, fusedsgd]}\nlr: {of: optimizer}\n")
     space, _, _ = space_of(path, *flags)

@@ -7,10 +7,9 @@ from types import SimpleNamespace
 import optuna
 import pytest
 import yaml
-from small_spaces import RUNGS, recipe_of, space_of
+from small_spaces import RESNET50, RUNGS, recipe_of, space_of
 
 import resnet50_test
-from tuning import resnet50_tuning
 from tuning.halving import ALLOWED, Rung, SeededSampler, build_rungs, is_waiting, next_to_promote
 from tuning.recipe import Recipe, as_flags, to_yaml
 from tuning.search import OF_THE_STUDY, Search, own_validation
@@ -211,7 +210,7 @@ def test_a_data_set_that_the_folder_implies_is_part_of_the_recipe(tmp_path):
     (tmp_path / "pictures" / "train").mkdir(parents=True)
     flags = ["--data_dir", str(tmp_path / "pictures"), "--val_is_validation", "--on_bad", "skip"]
     flags += ["--workers", "2", "--cache_dir", str(tmp_path / "cache")]
-    space, raw, _ = space_of(resnet50_tuning.TARGET.space, *flags)
+    space, raw, _ = space_of(RESNET50.space, *flags)
     assert raw["dataset"] == "imagefolder"
     recipe = Recipe(space, RUNGS, None, None)
     trial = recipe.of_trial({"lr": 0.2}, RUNGS[0], 0)
@@ -229,7 +228,7 @@ def test_what_a_folder_implies_does_not_tell_studies_apart():
     settings = SimpleNamespace(**dict.fromkeys(OF_THE_STUDY), trial_val_fraction=0.2)
     space = SimpleNamespace(raw={"dataset": "imagefolder", "depth": 18}, parameters=[])
     search = SimpleNamespace(
-        settings=settings, space=space, implied={"dataset"}, seed=0, target=resnet50_tuning.TARGET
+        settings=settings, space=space, implied={"dataset"}, seed=0, target=RESNET50
     )
     plan = Search._plan(search)
     assert plan["depth"] == 18 and "dataset" not in plan

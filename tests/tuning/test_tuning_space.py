@@ -4,11 +4,11 @@ import dataclasses
 
 import optuna
 import pytest
-from small_spaces import space_of, tuned
+from small_spaces import RESNET50, TRANSFORMER, space_of, tuned
 
 import resnet50_test
 import transformer_test
-from tuning import resnet50_tuning, transformer_tuning
+from tuning.entry import main
 from tuning.flags import READ_AS, REFUSED, for_trials, seconds
 from utils.errors import UserError
 from utils.optim.table import OPTIMIZERS
@@ -29,7 +29,7 @@ from utils.settings.config import fields
     ],
 )  # fmt: skip
 def test_parameters_of_the_space_for_pictures(flags, names):
-    space, _, notes = space_of(resnet50_tuning.TARGET.space, *flags)
+    space, _, notes = space_of(RESNET50.space, *flags)
     assert set(tuned(space)) == names
     assert not any("widened" in note for note in notes)
     if "--lr" in flags:
@@ -37,16 +37,14 @@ def test_parameters_of_the_space_for_pictures(flags, names):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("tuning", [resnet50_tuning, transformer_tuning])
-def test_shipped_spaces_contain_every_default(tuning, optimizer):
+@pytest.mark.parametrize("target", [RESNET50, TRANSFORMER])
+def test_shipped_spaces_contain_every_default(target, optimizer):
     """So the first trial can be the default recipe, with any optimizer and either norm of ngd."""
     for more in ([], ["--ngd_norm", "gradient"] if optimizer == "ngd" else []):
-        space, raw, notes = space_of(
-            tuning.TARGET.space, "--optimizer", optimizer, *more, tuning=tuning
-        )
+        space, raw, notes = space_of(target.space, "--optimizer", optimizer, *more, target=target)
         assert not notes or all(note.startswith("fixed") for note in notes)
-        base = tuning.TARGET.config_class(
-            **{n: f.default for n, f in fields(tuning.TARGET.config_class).items()} | raw
+        base = target.settings_class(
+            **{n: f.default for n, f in fields(target.settings_class).items()} | raw
         )
         base.validate()
         values = tuned(space)
@@ -54,7 +52,7 @@ def test_shipped_spaces_contain_every_default(tuning, optimizer):
         for name in set(values) - {"warmup_epochs"}:
             assert values[name] == getattr(base, name)
         assert all(parameter.grid for parameter in space.parameters)
-        if optimizer in ("adamw", "sgd") and tuning is resnet50_tuning:  # of others: 40,000 points
+        if optimizer in ("adamw", "sgd") and target is RESNET50:  # of others: 40,000 points
             assert space.grid()
 
 
@@ -121,7 +119,7 @@ def test_ranges_are_those_that_the_optimizer_states(space_file, optimizer):
 
 def test_the_ranges_of_ngd_depend_on_its_norm():
     for norm, other in (("gradient", "sgd"), ("fixed", "ngd")):
-        path = resnet50_tuning.TARGET.space
+        path = RESNET50.space
         space, _, _ = space_of(path, "--ngd", "--ngd_norm", norm)
         one = OPTIMIZERS[other].ranges["lr"][0]
         assert ranges_of(space)["lr"] == (one.low, one.high)
@@ -141,7 +139,7 @@ def test_proposed_numbers_are_rounded_and_whole_where_needed(space_file):
         "lr: {low: 0.0001, high: 1.0, scale: log}\nlayers: {low: 1, high: 8, scale: int}\n"
         "lookahead_k: {choices: [null, 5, 10]}\n"
     )
-    space, _, _ = space_of(path, tuning=transformer_tuning)
+    space, _, _ = space_of(path, target=TRANSFORMER)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     for _ in range(20):
         values = space.suggest(study.ask())
@@ -190,7 +188,7 @@ BAD = {
 def test_mistakes_in_a_space_are_named(space_file, text):
     path = space_file(text)
     with pytest.raises(UserError) as error:
-        space_of(path, tuning=transformer_tuning if "layers" in text else resnet50_tuning)
+        space_of(path, target=TRANSFORMER if "layers" in text else RESNET50)
     assert BAD[text] in str(error.value) and "\n" not in str(error.value)
     assert str(path) in str(error.value) or "--params" in str(error.value)
 
@@ -228,16 +226,17 @@ def test_words_that_are_about_the_trials():
         assert READ_AS.get(alias) == READ_AS.get(name)
 
 
-@pytest.mark.parametrize("tuning", [resnet50_tuning, transformer_tuning])
-def test_help_lists_the_flags_as_a_search_reads_them(tuning, capsys):
+@pytest.mark.parametrize(("name", "target"), [("resnet50", RESNET50), ("transformer", TRANSFORMER)])
+def test_help_lists_the_flags_as_a_search_reads_them(name, target, capsys):
     with pytest.raises(SystemExit) as ended:
-        tuning.main(["--ngd", "--help"])
+        main([name, "--ngd", "--help"])
     assert ended.value.code == 0
     told = capsys.readouterr().out
+    assert told.startswith(f"usage: bash tuning/{name}_tuning.sh [--flag value ...]\n")
     help_of = {entry.split()[0]: " ".join(entry.split()) for entry in told.split("\n  --")[1:]}
     assert "a trial's last stage" in help_of["epochs"]
     assert "default: 50" not in help_of["epochs"]
-    whole = fields(tuning.TARGET.config_class)["epochs"].default
+    whole = fields(target.settings_class)["epochs"].default
     assert f"those of --config, else {whole}" in help_of["recipe_epochs"]
     assert help_of.keys().isdisjoint({*REFUSED, "trial_epochs", "trial_subset", "predictions"})
     first = told.split("\noptimization:")[0]
@@ -265,5 +264,5 @@ def test_the_range_of_ngds_damping_depends_on_its_power():
         (["--ngd_norm", "gradient"], 0.5),
         (["--ngd_norm", "gradient", "--ngd_power", "0.5"], 1e-3),
     ):
-        space, _, _ = space_of(resnet50_tuning.TARGET.space, "--ngd", *flags)
+        space, _, _ = space_of(RESNET50.space, "--ngd", *flags)
         assert [one.low for one in space.parameters if one.name == "ngd_alpha"] == [low]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from utils.launch.hosts import SECRET
 from utils.launch.network import infiniband, interface_of, interface_speed, local_address
 from utils.machine.cores import usable_cores
 from utils.machine.host_memory import available_memory
@@ -21,13 +22,7 @@ VARIABLES = ("OMP_NUM_THREADS", "LD_LIBRARY_PATH", "MASTER_ADDR", "MASTER_PORT")
 
 
 def facts_of(device: torch.device, rank: int, threads: int, together: bool) -> dict:
-    """For JSON.
-
-    Args:
-        rank: of this process.
-        threads: CPU threads that it computes with.
-        together: it is one of several, so that the network matters.
-    """
+    """For JSON. `together`: this process is one of several, so that the network matters."""
     facts = {
         "rank": rank,
         "host": socket.gethostname(),
@@ -134,7 +129,7 @@ def network_facts(environ: Mapping[str, str]) -> dict:
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that matter; no keys or tokens, nor the log of NCCL, which the check sets."""
     names = [n for n in environ if n.startswith(PREFIXES) or n in VARIABLES]
-    without = ("KEY", "TOKEN", "SECRET", "PASSWORD", "NCCL_DEBUG")
+    without = (*SECRET, "NCCL_DEBUG")
     return {n: environ[n] for n in sorted(names) if not any(word in n for word in without)}
 
 

@@ -2,21 +2,31 @@
 
 import contextlib
 import dataclasses
+import os
+import statistics
+import time
+import uuid
 from collections import Counter
 from pathlib import Path
 
-from utils.check.context import NETWORK, Check
-from utils.check.equality import ALLOWED, difference_from_one
+from utils.check.arithmetic import (
+    ALLOWED_IN_FLOAT64,
+    difference_from_one,
+    matrix_speed,
+    slowest,
+)
+from utils.check.context import FAILS, NETWORK, NOTE, OK, SKIPPED, Check, amount
 from utils.check.links import ENOUGH, Expected, expected, transports
-from utils.check.report import FAILS, NOTE, OK, SKIPPED, amount
-from utils.check.shared import clock_offsets, folder_problem
-from utils.check.speed import matrix_speed, slowest
 from utils.distributed.collectives import COLLECTIVES, Timing, measure
+from utils.exchange import Exchange
+from utils.files import reason
 
 CLOCKS = 2.0  # seconds by which the clocks of hosts may differ: see docs/distributed.md
 SLOW = 0.7  # a GPU below this part of the median speed fails the check
 SAME = ("torch", "cuda", "nccl", "code")  # what must be the same on all ranks
 LIKE = ("python", "driver")  # what had better be
+ROUNDS = 9  # of comparing clocks
+PATIENCE = 10.0  # seconds in which a file must appear on other hosts, as NFS keeps listings
 
 
 def show_ranks(check: Check) -> None:
@@ -120,7 +130,7 @@ def check_equality(check: Check) -> None:
     check.report.facts["difference_from_one_process"] = difference
     size = check.run.exchange.size
     text = f"{size} processes train a small network as one does, to {difference:.1e} (float64)"
-    holds = difference <= ALLOWED  # not so if it is NaN
+    holds = difference <= ALLOWED_IN_FLOAT64  # not so if it is NaN
     if not holds:
         text = f"{size} processes do not train as one does: parameters differ by {difference:g}"
     check.report.add("equal to one process", OK if holds else FAILS, text)
@@ -191,3 +201,63 @@ def _network(network: dict) -> str:
     text = network["interface"] + (f" ({amount(speed, 'B/s')})" if speed else "")
     ports = network["infiniband"]
     return text + (f", {len(ports)} x InfiniBand" if ports else "")
+
+
+# ---- what hosts must have in common: the time, and the folder of the run ----------------------
+
+
+def clock_offsets(exchange: Exchange, clock=time.time) -> list[float]:
+    """Seconds by which each rank's clock is ahead of that of rank 0, to within the time of a
+    barrier. Collective."""
+    stamps = []
+    for _ in range(ROUNDS):
+        exchange.barrier()
+        stamps.append(clock())
+    told = exchange.gather_json(stamps)
+    return [
+        statistics.median(a - b for a, b in zip(own, told[0], strict=True)) for own in told
+    ]  # fmt: skip
+
+
+def folder_problem(
+    exchange: Exchange, folder: Path, host: str, patience: float = PATIENCE
+) -> str | None:
+    """Whether every host can write to `folder`, and sees what the others write. Collective; leaves
+    no file behind, nor the folder if it was not there.
+
+    Returns:
+        what is wrong, or None; the same on all ranks.
+    """
+    name = exchange.gather_json(uuid.uuid4().hex[:8])[0]
+    # Path.exists would raise what writing finds out, too, as that there is no permission.
+    made = not os.path.exists(folder)
+    exchange.barrier()
+    own, problem = folder / f".check-{name}-{exchange.rank}", None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        own.write_text(name, encoding="ascii")
+    except OSError as error:
+        problem = f"{host} cannot write to it: {reason(error)}"
+    problems = exchange.gather_json(problem)
+    if not any(problems):
+        others = [folder / f".check-{name}-{rank}" for rank in range(exchange.size)]
+        absent = _wait_for(others, patience)
+        problem = f"{host} does not see what other hosts write there" if absent else None
+        problems = exchange.gather_json(problem)
+    with contextlib.suppress(OSError):
+        own.unlink()
+    exchange.barrier()
+    if made and exchange.rank == 0:
+        with contextlib.suppress(OSError):  # it is not empty: others use it
+            folder.rmdir()
+    return next(filter(None, problems), None)
+
+
+def _wait_for(paths: list[Path], patience: float) -> list[Path]:
+    """Those that have not appeared in time."""
+    end = time.monotonic() + patience
+    while absent := [path for path in paths if not os.path.exists(path)]:
+        if time.monotonic() >= end:
+            break
+        time.sleep(0.1)
+    return absent

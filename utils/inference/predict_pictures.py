@@ -23,10 +23,10 @@ from utils.data.images.imagefolder import is_ignored, walk
 from utils.data.images.loader import Normalize
 from utils.errors import UserError
 from utils.files import written_aside
-from utils.inference.csv_fields import quoted, safe_path, safe_text
 from utils.machine.cores import usable_cores
 from utils.plural import counted
 from utils.reporting.console import PLAIN_LINE_SECONDS
+from utils.reporting.csv_fields import quoted, safe_path, safe_text
 from utils.training.evaluation import mean_log_probabilities, mirror
 from utils.training.objective import Precision
 from utils.weights.card import ModelCard

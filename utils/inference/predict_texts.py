@@ -13,7 +13,7 @@ from utils.data.texts.token_store import TokenSplit, lines_on_losses
 from utils.data.texts.tokenizer import encode, tokenizer_from_json
 from utils.errors import UserError
 from utils.files import written_aside
-from utils.inference.csv_fields import quoted, safe_text
+from utils.reporting.csv_fields import quoted, safe_text
 from utils.training.objective import Precision
 from utils.weights.card import TextCard
 

@@ -234,7 +234,7 @@ def children() -> list[int]:
 
 
 def kill_groups(processes: list[int]) -> None:
-    """Each with its process group: torchrun makes every worker the leader of one."""
+    """Each of these, the leader of a process group, with its group."""
     for process in processes:
         with contextlib.suppress(OSError):
             os.killpg(process, signal.SIGKILL)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from utils.errors import UserError
-from utils.launch.agent import ended_how, say
+from utils.launch.agent import ended_how, kill_groups, say
 from utils.launch.plan import FIRST_PORT, PORTS, VARIABLES
 from utils.launch.signals import stopping_signals
 from utils.reporting.console import print_line
@@ -78,9 +78,7 @@ def node_commands(
     """The ssh command of each node.
 
     Args:
-        script: run_distributed.sh, at the same place on all nodes.
-        argv: its arguments.
-        folder: where it is started.
+        script: run_distributed.sh, at the same place on all nodes; `argv`: its arguments.
 
     Raises:
         UserError: a variable contradicts the file.
@@ -148,7 +146,7 @@ def run_nodes(hosts: list[Host], commands: list[list[str]], go_on: str) -> int:
             number, value = events.get(timeout=END_SECONDS if code else None)
         except queue.Empty:
             say(f"{', '.join(hosts[n].name for n in running)}: no end after {END_SECONDS} s")
-            _kill([nodes[n] for n in running])
+            kill_groups([nodes[n].pid for n in running])
             continue
         if number is not None:
             running.discard(number)
@@ -158,7 +156,7 @@ def run_nodes(hosts: list[Host], commands: list[list[str]], go_on: str) -> int:
             say(_why(hosts[number].name, value, go_on))
             _send(signal.SIGTERM, [nodes[n] for n in running])
         elif code:
-            _kill([nodes[n] for n in running])  # a second signal
+            kill_groups([nodes[n].pid for n in running])  # a second signal
         else:
             code = 128 + value
             _send(value, [nodes[n] for n in running])
@@ -181,12 +179,6 @@ def _send(signum: int, nodes: list[subprocess.Popen]) -> None:
         with contextlib.suppress(OSError):  # it has just ended
             node.stdin.write(b"%d\n" % signum)
             node.stdin.flush()
-
-
-def _kill(nodes: list[subprocess.Popen]) -> None:
-    for node in nodes:
-        with contextlib.suppress(OSError):
-            os.killpg(node.pid, signal.SIGKILL)
 
 
 def _wait(number: int, node: subprocess.Popen, pumps: list, events: queue.SimpleQueue) -> None:

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from utils.errors import UnknownFlag, UserError
 from utils.launch.agent import run_agent
-from utils.launch.environment import LAUNCH_FOLDER, LAUNCH_RUN
-from utils.launch.flags import take_launch_flags
+from utils.launch.environment import LAUNCH_FOLDER, LAUNCH_RUN, take_launch_flags
 from utils.launch.hosts import (
     FOLLOW_STDIN,
     SSH,
@@ -64,7 +63,6 @@ class Job:
         folder: of the run; None if nothing is trained.
         folder_is_given: by the user.
         resumed: the run in the folder is resumed.
-        device: the value of --device.
         checks: --check is given.
         trains_locally: with --strategy local.
         workers: the value of --local_workers; None: a worker for each process.

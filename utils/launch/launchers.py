@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from utils.errors import UserError
-from utils.launch.plan import SPECIAL_STEPS, first_node, port_of_job
+from utils.launch.network import LOOPBACK
+from utils.launch.plan import SPECIAL_STEPS, first_node, number_of, port_of_job
 
 TORCHRUN, SRUN = "torchrun", "srun"
-LOOPBACK, PORT = "127.0.0.1", 29500  # PyTorch's usual port
+PORT = 29500  # PyTorch's usual
 # By the launcher: its variables for the rank, the number of processes, and both on this machine.
 MPI = {
     "Open MPI": (
@@ -90,7 +91,7 @@ def read_launch(environ: Mapping[str, str]) -> LaunchedAs | None:
     # Without an address all are on one machine, where both numbers of a process are the same.
     if local_rank is None and address in (None, LOOPBACK, "localhost"):
         local_rank = rank
-    port = _number(environ, "MASTER_PORT", low=1, high=2**16 - 1)
+    port = number_of(environ, "MASTER_PORT", low=1, high=2**16 - 1)
     return LaunchedAs(
         *(rank, size, local_rank, local_size), by=by, address=address,
         port=_port(environ) if port is None else port,
@@ -143,7 +144,7 @@ def gpu_of(place: LaunchedAs, gpus: int) -> int:
 
 def _by_hand(environ: Mapping[str, str], found: tuple | None) -> tuple | None:
     """RANK and WORLD_SIZE, completed by what another launcher says."""
-    rank, size, local_rank, local_size = (_number(environ, name) for name in BY_HAND)
+    rank, size, local_rank, local_size = (number_of(environ, name) for name in BY_HAND)
     if size == 0:
         raise UserError("WORLD_SIZE=0: it is the number of processes, 1 or more")
     for name, value, known in (("RANK", rank, 0), ("WORLD_SIZE", size, 1)):
@@ -186,7 +187,7 @@ def _found(environ: Mapping[str, str]) -> tuple | None:
 
 def _by_mpi(environ: Mapping[str, str]) -> tuple | None:
     for by, names in MPI.items():
-        rank, size, local_rank, local_size = (_number(environ, name) for name in names)
+        rank, size, local_rank, local_size = (number_of(environ, name) for name in names)
         if rank is None and size is None:
             continue
         if rank is None or not size:
@@ -205,13 +206,13 @@ def _by_slurm(environ: Mapping[str, str]) -> tuple | None:
     if not step.isdigit() or int(step) >= SPECIAL_STEPS or "SLURM_PROCID" not in environ:
         return None
     names = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
-    size = next((_number(environ, name) for name in names if name in environ), 1)
+    size = next((number_of(environ, name) for name in names if name in environ), 1)
     if size > 1 and "SLURM_PTY_PORT" in environ:
         raise UserError(
             f"srun --pty with {size} tasks gives only the first of them a terminal: start a shell "
             "by srun --ntasks=1 --pty, and a run of several tasks without --pty"
         )
-    rank, local_rank = (_number(environ, name) for name in ("SLURM_PROCID", "SLURM_LOCALID"))
+    rank, local_rank = (number_of(environ, name) for name in ("SLURM_PROCID", "SLURM_LOCALID"))
     return rank, size, local_rank, None, SRUN
 
 
@@ -243,7 +244,7 @@ def _address(environ: Mapping[str, str], rank, size, local_rank, local_size, by:
 def _port(environ: Mapping[str, str]) -> int:
     """Where MASTER_PORT does not say it: derived from the number of the job, so that two jobs on a
     machine do not meet."""
-    job = _number(environ, "SLURM_JOB_ID")
+    job = number_of(environ, "SLURM_JOB_ID")
     if job is not None:
         step = environ.get("SLURM_STEP_ID", "0")
         return port_of_job(job, int(step) if step.isdigit() and int(step) < SPECIAL_STEPS else 0)
@@ -251,13 +252,3 @@ def _port(environ: Mapping[str, str]) -> int:
         if name in environ:
             return port_of_job(zlib.crc32(environ[name].encode()), 0)
     return PORT
-
-
-def _number(environ: Mapping[str, str], name: str, low: int = 0, high: int | None = None):
-    text = environ.get(name)
-    if text is None:
-        return None
-    if not text.isascii() or not text.isdigit() or not low <= int(text) <= (high or int(text)):
-        limits = f"from {low} to {high}" if high else f"of {low} or more"
-        raise UserError(f"{name}={text}: a whole number {limits} is needed")
-    return int(text)

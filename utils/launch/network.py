@@ -59,7 +59,7 @@ def choose_interface(address: str) -> None:
         return
     interface = interface_of(address)
     if interface is None and is_loopback(_own_address()):
-        interface = interface_of(_address_outside())
+        interface = interface_of(local_address(OUTSIDE, 1))
     if interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
@@ -89,16 +89,6 @@ def _own_address() -> str:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
         return LOOPBACK
-
-
-def _address_outside() -> str:
-    """The address of this machine on its default route; "" without one."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((OUTSIDE, 1))
-            return probe.getsockname()[0]
-    except OSError:
-        return ""
 
 
 def interface_speed(name: str, root: Path = Path("/")) -> float | None:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 from utils.errors import UserError
 from utils.plural import counted
@@ -65,12 +64,7 @@ class Plan:
         return str(self.min_nodes) if fixed else f"{self.min_nodes}:{self.max_nodes}"
 
     def torchrun(self, local_address: str, script: str, flags: list[str]) -> list[str]:
-        """The arguments of torchrun.
-
-        Args:
-            local_address: the address at which other nodes reach this one.
-            script, flags: what each process runs.
-        """
+        """The arguments of torchrun; other nodes reach this one at `local_address`."""
         settings = {
             "keep_alive_interval": KEEP_ALIVE,
             "keep_alive_max_attempt": MISSED,
@@ -122,14 +116,14 @@ def read_plan(
     if "SLURM_JOB_ID" in environ:
         environ = _without_shell(environ)
         environ = _from_slurm(environ) | environ
-        cores = _number(environ, "SLURM_CPUS_PER_TASK", cores, low=1)
-    processes = _number(environ, "NPROC", None, low=1) or gpus() or without_gpu
-    threads = _number(environ, "OMP_NUM_THREADS", max(1, cores // processes), low=1)
+        cores = number_of(environ, "SLURM_CPUS_PER_TASK", cores, low=1)
+    processes = number_of(environ, "NPROC", low=1) or gpus() or without_gpu
+    threads = number_of(environ, "OMP_NUM_THREADS", max(1, cores // processes), low=1)
     least, most = _nodes(environ.get("NNODES", "1"))
-    restarts = _number(environ, "MAX_RESTARTS", 3, low=0)
+    restarts = number_of(environ, "MAX_RESTARTS", 3)
     if most == 1:
         return Plan(processes, threads, restarts=restarts)
-    node_rank = _number(environ, "NODE_RANK", None, low=0)
+    node_rank = number_of(environ, "NODE_RANK")
     if node_rank is not None and node_rank >= most:
         raise UserError(f"NODE_RANK={node_rank}: with {most} nodes it is {most - 1} at most")
     return Plan(
@@ -141,7 +135,7 @@ def read_plan(
         run_id=environ.get("RDZV_ID", "training"),
         endpoint=_endpoint(environ, most),
         is_host=None if node_rank is None else node_rank == 0,
-        join=_number(environ, "JOIN_TIMEOUT", JOIN, low=1),
+        join=number_of(environ, "JOIN_TIMEOUT", JOIN, low=1),
     )
 
 
@@ -167,8 +161,8 @@ def _from_slurm(environ: Mapping[str, str]) -> dict[str, str]:
         return found
     # The user says where the nodes meet, and may have started them otherwise than by srun.
     meet_elsewhere = {"NNODES", "RDZV_ENDPOINT"} <= {*environ}
-    job = _number(environ, "SLURM_JOB_ID", 0, low=0)  # it is there
-    step = _number(environ, "SLURM_STEP_ID", None, low=0)
+    job = number_of(environ, "SLURM_JOB_ID", 0)  # it is there
+    step = number_of(environ, "SLURM_STEP_ID")
     if step is None and meet_elsewhere:
         return found
     if step is None:
@@ -176,7 +170,7 @@ def _from_slurm(environ: Mapping[str, str]) -> dict[str, str]:
             f"this Slurm allocation has {nodes} nodes, and this command runs on one of them: "
             "start it on all with srun --ntasks-per-node=1 bash run_distributed.sh ..."
         )
-    tasks = _number(environ, "SLURM_STEP_NUM_TASKS", None, low=1)
+    tasks = number_of(environ, "SLURM_STEP_NUM_TASKS", low=1)
     if tasks is not None and str(tasks) != nodes and not meet_elsewhere:
         raise UserError(
             f"srun has started {counted(tasks, 'task')} on {nodes} nodes, where one on each node "
@@ -226,13 +220,15 @@ def _endpoint(environ: Mapping[str, str], nodes: int) -> str:
     return text
 
 
-Default = TypeVar("Default")
-
-
-def _number(environ: Mapping[str, str], name: str, default: Default, low: int) -> int | Default:
+def number_of(
+    environ: Mapping[str, str], name: str, default=None, low: int = 0, high: int | None = None
+):
+    """The value of a variable, from `low` to `high` (None: no limit); `default` where it is not
+    set. Raises UserError."""
     text = environ.get(name)
     if text is None:
         return default
-    if not text.isascii() or not text.isdigit() or int(text) < low:
-        raise UserError(f"{name}={text}: a whole number of {low} or more is needed")
+    if not text.isascii() or not text.isdigit() or not low <= int(text) <= (high or int(text)):
+        limits = f"from {low} to {high}" if high else f"of {low} or more"
+        raise UserError(f"{name}={text}: a whole number {limits} is needed")
     return int(text)

@@ -38,7 +38,6 @@ class AgreedSignal:
     same poll tells them whether a checkpoint is due.
 
     Args:
-        signals: those of this process.
         agree: (numbers) -> the maximum of each over the ranks; None: a single process. An
             `Agreement` returns the result of the previous call, so all ranks stop one call after
             the signal; of several signals the largest number counts.

@@ -1,21 +1,25 @@
-"""The report on classes: scores of each class, the confusion matrix, and a plot of it."""
+"""The report on classes: scores of each, the confusion matrix, and plots of pairs of classes."""
 
 import csv
 import io
-import os
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from utils.files import replace_file
 from utils.plural import counted
+from utils.reporting.csv_fields import safe_text
+from utils.reporting.plots import save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Most classes for which plots have a number in every cell, and the name of every class.
 CLASSES_WITH_NUMBERS = 20
 CLASSES_WITH_NAMES = 60
-# Characters with which a formula begins in a spreadsheet (OWASP, CSV injection).
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def write_class_report(matrix: np.ndarray, classes: list[str], folder: Path) -> None:
@@ -32,10 +36,10 @@ def write_class_report(matrix: np.ndarray, classes: list[str], folder: Path) -> 
     """
     folder = Path(folder)
     replace_file(folder / "per_class.csv", _table(_per_class(matrix, classes)))
-    header = ["true class \\ predicted", *map(_cell, classes)]
-    rows = ([_cell(name), *row] for name, row in zip(classes, matrix.tolist(), strict=True))
+    header = ["true class \\ predicted", *map(safe_text, classes)]
+    rows = ([safe_text(name), *row] for name, row in zip(classes, matrix.tolist(), strict=True))
     replace_file(folder / "confusion.csv", _table([header, *rows]))
-    replace_file(folder / "confusion.png", draw_confusions(matrix, classes))
+    save_figure(draw_confusions(matrix, classes), folder / "confusion.png")
 
 
 def class_scores(matrix: np.ndarray) -> dict[str, np.ndarray]:
@@ -91,11 +95,11 @@ def _per_class(matrix: np.ndarray, classes: list[str]) -> list[list]:
         other = int(wrong[i].argmax())
         times = int(wrong[i, other])
         rows.append([
-            _cell(name),
+            safe_text(name),
             int(scores["samples"][i]),
             *("" if np.isnan(scores[key][i]) else f"{scores[key][i]:.4f}"
               for key in ("recall", "precision", "f1")),
-            *((_cell(classes[other]), times) if times else ("", "")),
+            *((safe_text(classes[other]), times) if times else ("", "")),
         ])  # fmt: skip
     return rows
 
@@ -107,67 +111,112 @@ def _table(rows) -> bytes:
     return text.getvalue().encode("utf-8-sig", errors="backslashreplace")
 
 
-def _cell(name: str) -> str:
-    """The name, after an apostrophe if a spreadsheet would take it for a formula."""
-    return f"'{name}" if name.startswith(FORMULA) else name
+# ---- plots ------------------------------------------------------------------------------------
 
 
-# ---- the plot ---------------------------------------------------------------------------------
-
-
-def draw_confusions(matrix: np.ndarray, classes: list[str]) -> bytes:
-    """A PNG. Colours show percentages of each row, so that rare classes are equally visible."""
-    os.environ.setdefault("MPLBACKEND", "Agg")
+def draw_confusions(matrix: np.ndarray, classes: list[str]) -> "Figure":
+    """The confusion matrix. Colours show percentages of each row, so that rare classes are equally
+    visible; with few classes each cell has its number of samples, and with very few the
+    percentage, too."""
     from matplotlib.colors import PowerNorm
-    from matplotlib.figure import Figure
 
     count = len(classes)
     samples = matrix.sum(1, keepdims=True)
-    nan = np.full(matrix.shape, np.nan)
+    nan = np.full(matrix.shape, np.nan)  # a class without samples
     percent = np.divide(100 * matrix, samples, out=nan, where=samples > 0)
-    with_numbers = count <= CLASSES_WITH_NUMBERS
-    inches = min(max(4.5, 0.55 * count), 10.0)
-    figure = Figure(figsize=(inches + 2, inches + 1), layout="compressed")
-    axis = figure.subplots()
-    axis.set_facecolor("lightgray")  # a class without samples
+
+    def written(i: int, j: int) -> str:
+        share = f"\n{percent[i, j]:.0f} %" if count <= 10 else ""
+        return _short_number(int(matrix[i, j])) + share if matrix[i, j] else ""
+
     # Single confusions in a large matrix are faint: the cube root gives 1 % a fifth of the colour.
-    image = axis.imshow(
+    few = count <= CLASSES_WITH_NUMBERS
+    figure, axis = _heat_map(
         _largest_of_blocks(percent, 250),
-        norm=PowerNorm(1 if with_numbers else 1 / 3, vmin=0, vmax=100),
+        classes,
+        "% of the true class",
+        written,
+        percent > 55,
+        ticks=None if few else [0, 1, 5, 20, 50, 100],
+        norm=PowerNorm(1 if few else 1 / 3, vmin=0, vmax=100),
         cmap="Blues",
-        interpolation="nearest",
-        extent=(-0.5, count - 0.5, count - 0.5, -0.5),
     )
-    ticks = None if with_numbers else [0, 1, 5, 20, 50, 100]
-    bar = figure.colorbar(image, ax=axis, shrink=0.8, fraction=0.04, ticks=ticks)
-    bar.set_label("% of the true class")
-    if count <= CLASSES_WITH_NAMES:
-        names = plotted_names(classes)
-        style = {"fontsize": 9 if with_numbers else 6, "parse_math": False}
-        upright = with_numbers and max(map(len, names)) <= 4
-        axis.set_xticks(range(count), names, rotation=0 if upright else 90, **style)
-        axis.set_yticks(range(count), names, **style)
-    if with_numbers:
-        _write_numbers(axis, matrix, percent)
     axis.set_xlabel("predicted class")
     axis.set_ylabel("true class")
     correct, total = int(matrix.trace()), int(matrix.sum())
     if total:
         axis.set_title(f"{100 * correct / total:.2f} % of {total:,} correct", fontsize=10)
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=110)
-    return content.getvalue()
+    return figure
 
 
-def _write_numbers(axis, matrix: np.ndarray, percent: np.ndarray) -> None:
-    """Number of samples in each cell that has some, and below it the percentage, if that fits."""
-    few = len(matrix) <= 10
-    for (i, j), value in np.ndenumerate(matrix):
-        if value:
-            colour = "white" if percent[i, j] > 55 else "black"
-            text = _number(int(value)) + (f"\n{percent[i, j]:.0f} %" if few else "")
-            size = 12 if len(matrix) <= 4 else 8
-            axis.text(j, i, text, ha="center", va="center", color=colour, fontsize=size)
+def draw_mean_lambda(mean: np.ndarray, classes: list[str]) -> "Figure":
+    """How strongly meta-mixup mixes each pair of classes: the mean of the larger of lambda and
+    1 - lambda; one number if that is the same for all pairs.
+
+    Args:
+        mean: (classes, classes), 1/2 (half and half) to 1 (not mixed).
+    """
+    from matplotlib.figure import Figure
+
+    title = "what mixup has learned: 0.5 is half and half, 1 is not mixed"
+    what = "mean of the larger of lambda and 1 - lambda"
+    low, high = float(mean.min()), float(mean.max())
+    if high - low < 1e-6:
+        figure = Figure(figsize=(5.5, 2))
+        figure.suptitle(title, fontsize=9)
+        figure.text(0.5, 0.45, f"{mean.mean():.3f}", ha="center", va="center", fontsize=24)
+        figure.text(0.5, 0.15, f"{what}, for all pairs of classes", ha="center", fontsize=9)
+        return figure
+    room = max(0.02, (high - low) / 20)  # so that nearly equal values have nearly equal colours
+    figure, axis = _heat_map(
+        mean,
+        classes,
+        what,
+        lambda i, j: f"{mean[i, j]:.2f}",
+        mean < (low + high) / 2,
+        vmin=low - room,
+        vmax=high + room,
+        cmap="viridis",
+    )
+    axis.set_title(title, fontsize=9)
+    return figure
+
+
+def _heat_map(cells: np.ndarray, classes: list[str], label: str, written: Callable[[int, int], str],
+              dark: np.ndarray, ticks: list | None = None, **colours):  # fmt: skip
+    """(figure, its axis): a figure for each pair of classes, in colours.
+
+    Args:
+        cells: (rows, columns), as many as there are classes or fewer; gray where NaN.
+        label: of the scale of colours; `ticks`: on it.
+        written: (row, column) -> text, for few classes.
+        dark: (classes, classes), which cells are too dark for black text.
+        colours: for `imshow`.
+    """
+    from matplotlib.figure import Figure
+
+    count = len(classes)
+    few = count <= CLASSES_WITH_NUMBERS
+    inches = min(max(4.5, 0.55 * count), 10.0)
+    figure = Figure(figsize=(inches + 2, inches + 1), layout="compressed")
+    axis = figure.subplots()
+    axis.set_facecolor("lightgray")
+    extent = (-0.5, count - 0.5, count - 0.5, -0.5)
+    image = axis.imshow(cells, interpolation="nearest", extent=extent, **colours)
+    bar = figure.colorbar(image, ax=axis, shrink=0.8, fraction=0.04, ticks=ticks)
+    bar.set_label(label)
+    if count <= CLASSES_WITH_NAMES:
+        names = plotted_names(classes)
+        style = {"fontsize": 9 if few else 6, "parse_math": False}
+        upright = few and max(map(len, names)) <= 4
+        axis.set_xticks(range(count), names, rotation=0 if upright else 90, **style)
+        axis.set_yticks(range(count), names, **style)
+    if few:
+        size = 12 if count <= 4 else 8
+        for i, j in np.ndindex(count, count):
+            colour = "white" if dark[i, j] else "black"
+            axis.text(j, i, written(i, j), ha="center", va="center", color=colour, fontsize=size)
+    return figure, axis
 
 
 def _largest_of_blocks(matrix: np.ndarray, limit: int) -> np.ndarray:
@@ -179,7 +228,7 @@ def _largest_of_blocks(matrix: np.ndarray, limit: int) -> np.ndarray:
     return np.fmax.reduceat(np.fmax.reduceat(matrix, starts, axis=0), starts, axis=1)
 
 
-def _number(value: int) -> str:
+def _short_number(value: int) -> str:
     """In at most five characters: 12345, 123k, 12M."""
     if value < 100_000:
         return str(value)

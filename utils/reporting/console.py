@@ -5,6 +5,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -149,3 +150,9 @@ def print_line(line: str, stream) -> None:
         with contextlib.suppress(OSError, ValueError):
             stream.write(text)  # at once, so that lines of several threads stay whole
             stream.flush()
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

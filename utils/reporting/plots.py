@@ -1,16 +1,18 @@
 """curves.png: loss, accuracy, learning rate and phases of the time, over the epochs of a run."""
 
+import io
 import itertools
 import math
-import os
 from pathlib import Path
 
+from utils.files import replace_file
 from utils.plural import counted
 from utils.reporting.console import epoch_text
 
 COLOURS = {"train": "tab:blue", "val": "tab:orange", "test": "tab:green"}
 # For the phases of an epoch other than the wait for data, the longest first.
 PHASE_COLOURS = ("#9ecae1", "#c7c7c7", "#a1d99b", "#bcbddc", "#fdd0a2")
+LEGEND = {"frameon": True, "framealpha": 0.7, "edgecolor": "none", "fontsize": 8}
 # Curves with more points than this have no markers.
 MARKED_POINTS = 60
 
@@ -26,7 +28,6 @@ def draw_curves(records: list[dict], path: Path, title: str) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    os.environ.setdefault("MPLBACKEND", "Agg")
     from matplotlib.figure import Figure
 
     further = [
@@ -59,13 +60,9 @@ def draw_curves(records: list[dict], path: Path, title: str) -> None:
 
 def save_figure(figure, path: Path) -> None:
     """Writes a PNG atomically. Raises OSError."""
-    aside = path.with_name(f".{path.name}.tmp")
-    try:
-        figure.savefig(aside, format="png", dpi=110)
-        os.replace(aside, path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=110)
+    replace_file(path, content.getvalue())
 
 
 # ---- the panels -------------------------------------------------------------------------------
@@ -115,7 +112,7 @@ def _draw_figure(axis, records: list[dict], key: str, best: float | None) -> Non
             if not line.get_clip_on() and max(line.get_ydata()) > axis.get_ylim()[1]:
                 line.set_clip_on(True)
     if axis.get_legend_handles_labels()[0]:
-        axis.legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=8)
+        axis.legend(**LEGEND)
     else:
         _say(axis, "no finite figures")
 
@@ -167,7 +164,7 @@ def _draw_lambda(axis, records: list[dict]) -> None:
     if y:
         style = {"marker": "o" if len(y) <= MARKED_POINTS else None, "ms": 3}
         axis.plot(x, y, color="tab:purple", lw=1.5, label=f"{y[-1]:.3f}", **style)
-        axis.legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=8)
+        axis.legend(**LEGEND)
     axis.set_ylim(0.48, 1.02)
     axis.set_title("mean of max(lambda, 1 - lambda)")
 
@@ -182,7 +179,7 @@ def _draw_strength(axis, records: list[dict]) -> None:
         steps = {"drawstyle": "steps-post"} if key == "strength" else {}
         axis.plot(x, y, color=colour, marker="o", ms=3, lw=1.5, label=label, **steps)
     axis.set_ylim(min([-0.05, *(r["gap"] for r in records if _is_finite(r["gap"]))]), 1.05)
-    axis.legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=8)
+    axis.legend(**LEGEND)
     axis.set_title("--mixup auto")
 
 
@@ -207,10 +204,7 @@ def _draw_rounds(axis, records: list[dict]) -> None:
         handles = [*axis.get_lines(), *other.get_lines()]
     else:
         other, handles = axis, axis.get_lines()
-    other.legend(
-        handles=handles, frameon=True, framealpha=0.7, edgecolor="none", fontsize=8,
-        loc="upper center",
-    )  # fmt: skip
+    other.legend(handles=handles, loc="upper center", **LEGEND)
     axis.set_title("rounds of local steps")
 
 

@@ -82,6 +82,17 @@ class RunFolder:
             raise UserError(
                 f"--output {str(path)!a}: the folder's name is not UTF-8; choose another one"
             ) from None
+        self.config = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.summary = self.path / "summary.json"
+        self.curves = self.path / "curves.png"
+        self.policy = self.path / "mixup_policy.png"
+        self.tokenizer = self.path / TOKENIZER
+        self.log = self.path / "log.txt"
+        self.tensorboard = self.path / "tensorboard"
+        self.report = self.path / REPORT
+        self.trace = self.path / "trace.json.gz"
+        self.checkpoints = self.path / "checkpoints"
         self.made, self.locked = not self.path.exists(), True
         self._hold(resume)
 
@@ -129,50 +140,6 @@ class RunFolder:
         except UserError:
             os.close(self._lock)
             raise
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def curves(self) -> Path:
-        return self.path / "curves.png"
-
-    @property
-    def policy(self) -> Path:
-        return self.path / "mixup_policy.png"
-
-    @property
-    def tokenizer(self) -> Path:
-        return self.path / TOKENIZER
-
-    @property
-    def log(self) -> Path:
-        return self.path / "log.txt"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def report(self) -> Path:
-        return self.path / REPORT
-
-    @property
-    def trace(self) -> Path:
-        return self.path / "trace.json.gz"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
 
     def discard(self) -> None:
         """To be called after a failure before the first step: the folder no longer counts as a run,

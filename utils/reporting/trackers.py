@@ -7,9 +7,11 @@ failure after the start is reported once, and training continues without the tra
 import contextlib
 import math
 import os
+import socket
 import sys
-import threading
+import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from utils.errors import UserError
@@ -54,12 +56,28 @@ def _is_figure(value) -> bool:
 
 
 class _Tracker:
-    """Reports the first failure, and is silent from then on."""
+    """Sends figures; reports the first failure, and is silent from then on."""
 
     name: str
 
     def __init__(self, warn):
         self._warn, self._works = warn, True
+        self._ends: list[Callable[[], object]] = []  # what `close` calls
+
+    def _send(self, values: dict[str, float], record: dict) -> None:
+        raise NotImplementedError
+
+    def log(self, record: dict) -> None:
+        values = figures(record)
+        if self._works and values:
+            with self._guarded():
+                self._send(values, record)
+
+    def close(self) -> None:
+        for end in self._ends:
+            with self._guarded():
+                end()
+        self._ends, self._works = [], False
 
     @contextlib.contextmanager
     def _guarded(self):
@@ -68,16 +86,14 @@ class _Tracker:
         except Exception as error:  # the package may raise anything
             if self._works:
                 self._works = False
-                why = reason(error) if isinstance(error, OSError) else _one_line(error)
-                self._warn(f"{self.name}: {why}; training continues without it")
+                self._warn(f"{self.name}: {_why(error)}; training continues without it")
 
 
 class TensorBoard(_Tracker):
     """Event files that `tensorboard --logdir` shows, even while the run is going on.
 
-    Each record is in the file within milliseconds (within five seconds if TensorFlow is installed,
-    whose file functions the package then uses), so a killed run loses hardly a record. A failed
-    write (a full disk) is reported by a later call.
+    Each record is written at once, so that a killed run loses none. Not by PyTorch's SummaryWriter,
+    whose thread prints a traceback into the progress bar when the disk is full.
 
     Args:
         folder: created if missing; it gets one event file for each start of the run.
@@ -91,52 +107,39 @@ class TensorBoard(_Tracker):
 
     def __init__(self, folder: Path, purge_step: int | None = None, warn=print):
         super().__init__(warn)
-        self.name, self._writer = str(folder), None
+        folder = Path(folder)
+        self.name = str(folder)
         try:
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
             from tensorboard.compat.proto.summary_pb2 import Summary
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError:
             raise UserError(
                 "the package tensorboard is missing: pip install -r requirements.txt"
             ) from None
-        self._summary = Summary
-        _silence_writer_thread()
+        self._event, self._summary = Event, Summary
         with self._guarded():
-            # max_queue is large, since the queue fills only while the thread that empties it waits
-            # for the disk.
-            self._writer = SummaryWriter(
-                str(folder), purge_step=purge_step, max_queue=1000, flush_secs=5
-            )
+            folder.mkdir(parents=True, exist_ok=True)
+            # TensorBoard reads the files of a folder in the order of their names.
+            starts = sum(1 for _ in folder.iterdir())
+            name = f"{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{starts}"
+            file = open(folder / f"events.out.tfevents.{name}", "wb")  # noqa: SIM115
+            self._writer = RecordWriter(file)
+            self._ends = [self._writer.close]
+            self._write(file_version="brain.Event:2")
+            if purge_step is not None:
+                self._write(step=purge_step, session_log=SessionLog(status=SessionLog.START))
 
-    def log(self, record: dict) -> None:
-        values = figures(record)
-        if not self._works or not values:
-            return
-        with self._guarded():
-            # One event for the whole record: an event for each value costs three times as much.
-            summary = self._summary(
-                value=[{"tag": tag, "simple_value": value} for tag, value in values.items()]
-            )
-            self._writer.file_writer.add_summary(summary, record["step"])
+    def _send(self, values: dict[str, float], record: dict) -> None:
+        # One event for the whole record: an event for each value costs three times as much.
+        summary = self._summary(
+            value=[{"tag": tag, "simple_value": value} for tag, value in values.items()]
+        )
+        self._write(step=record["step"], summary=summary)
 
-    def close(self) -> None:
-        if self._writer is not None:
-            with self._guarded():
-                self._writer.close()
-            self._writer = None
-        self._works = False
-
-
-def _silence_writer_thread() -> None:
-    """Keeps SummaryWriter's thread from printing a traceback into the progress bar when it fails.
-    The next call raises the exception anyway."""
-    say = threading.excepthook
-
-    def hook(arguments) -> None:
-        if not type(arguments.thread).__module__.startswith("tensorboard."):
-            say(arguments)
-
-    threading.excepthook = hook
+    def _write(self, **event) -> None:
+        self._writer.write(self._event(wall_time=time.time(), **event).SerializeToString())
+        self._writer.flush()
 
 
 # Options of wandb.Settings, so that only the figures and settings of the run leave the machine.
@@ -197,7 +200,6 @@ class Wandb(_Tracker):
                  entity: str | None = None, tags=(), settings: dict | None = None,
                  warn=print):  # fmt: skip
         super().__init__(warn)
-        self._run = None
         os.environ["WANDB_ERROR_REPORTING"] = "false"  # no crash reports to wandb's developers
         try:
             import wandb
@@ -226,30 +228,17 @@ class Wandb(_Tracker):
                 self._run.define_metric("step", hidden=True)
                 self._run.define_metric("*", step_metric="step")
         except Exception as error:  # any of wandb's: no login, no network, a bad name
-            why = reason(error) if isinstance(error, OSError) else _one_line(error)
             way_out = "fix that, or use --wandb disabled"
             if mode == "online":
                 way_out = "fix that, run `wandb login`, or use --wandb offline"
             with contextlib.suppress(Exception):
                 wandb.teardown()
-            raise UserError(f"--wandb {mode}: {why}; {way_out}") from None
-        self._teardown = wandb.teardown
+            raise UserError(f"--wandb {mode}: {_why(error)}; {way_out}") from None
+        self._ends = [self._run.finish, wandb.teardown]  # the second one ends wandb's process
 
-    def log(self, record: dict) -> None:
-        values = figures(record)
-        if not self._works or not values:
-            return
-        with self._guarded():
-            position = {key: record[key] for key in ("step", "epoch") if key in record}
-            self._run.log(values | position)
-
-    def close(self) -> None:
-        if self._run is not None:
-            for end in (self._run.finish, self._teardown):  # the second one ends wandb's process
-                with self._guarded():
-                    end()
-            self._run = None
-        self._works = False
+    def _send(self, values: dict[str, float], record: dict) -> None:
+        position = {key: record[key] for key in ("step", "epoch") if key in record}
+        self._run.log(values | position)
 
 
 def wandb_mode(mode: str, say=print) -> str:
@@ -312,5 +301,7 @@ def _public(value):
     return value
 
 
-def _one_line(error: Exception) -> str:
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return reason(error)
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -6,10 +6,9 @@ from pathlib import Path
 import torch
 
 from utils.files import reason, replace_file
-from utils.reporting.classes import summary_lines, write_class_report
+from utils.reporting.classes import draw_mean_lambda, summary_lines, write_class_report
 from utils.reporting.metrics import to_json
-from utils.reporting.mixup import draw_mean_lambda
-from utils.reporting.plots import draw_curves
+from utils.reporting.plots import draw_curves, save_figure
 from utils.runs.run import Run
 from utils.training.evaluation import Evaluation
 from utils.training.memory import peak_memory
@@ -84,7 +83,8 @@ def write_report(
     mean_lambda = None if meta is None else meta.mean_lambda()
     writers = [lambda: draw_curves(trainer.log.metrics.read(), run.folder.curves, title)]
     if mean_lambda is not None:
-        writers += [lambda: draw_mean_lambda(mean_lambda.numpy(), classes, run.folder.policy)]
+        policy = draw_mean_lambda(mean_lambda.numpy(), classes)
+        writers += [lambda: save_figure(policy, run.folder.policy)]
     writers += [lambda: replace_file(run.folder.summary, text.encode())]
     for write in writers:
         try:

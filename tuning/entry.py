@@ -1,0 +1,89 @@
+"""From the command line of a search to its exit code: `python -m tuning.entry resnet50 --flag ...`.
+
+The scripts tuning/*_tuning.sh start it; each tunes the entry script that has its name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuning.flags import TuningFlags, for_trials, listed
+from utils.errors import UserError
+from utils.files import denial
+from utils.launch.signals import Signals, StoppedBySignal
+from utils.machine.packages import not_installed
+from utils.settings.command_line import read_command_line
+from utils.settings.config import fields, parse
+
+
+class Target:
+    """What is tuned.
+
+    Args:
+        entry: the module of an entry script, with `Settings` and `model_name`.
+        space: the YAML of what is tuned unless --space names another.
+
+    Attributes:
+        settings_class: the entry's settings.
+        search_class: those, and the flags of a search.
+        model_name: (settings) -> name of the model, for the folder of the study.
+        script: the entry script.
+        description: of the search, in a line.
+    """
+
+    def __init__(self, entry: Any, space: Path):
+        @dataclass
+        class Settings(TuningFlags, entry.Settings):
+            pass
+
+        self.settings_class, self.search_class = entry.Settings, Settings
+        self.model_name, self.script = entry.model_name, Path(entry.__file__).resolve()
+        self.space = space
+        self.description = entry.__doc__.splitlines()[0].replace("Trains", "Searches settings for")
+
+
+def target_of(name: str) -> Target:
+    """The entry script NAME_test.py, with the space beside this file."""
+    entry = importlib.import_module(f"{name}_test")
+    return Target(entry, Path(__file__).with_name(f"{name}_space.yaml"))
+
+
+def search(target: Target, argv: list[str], program: str = "%(prog)s") -> int:
+    """Runs a search and returns its exit code, like `utils.entry.run_entry`; `program` is what was
+    started, for --help."""
+    signals = Signals()
+    try:
+        argv = for_trials(argv)
+        if {"-h", "--help"} & {*argv}:
+            known = listed(fields(target.search_class))
+            read_command_line(known, ["--help"], target.description, print, program)
+        settings, origin = parse(target.search_class, argv, target.description, print)
+        # Optuna is imported only now: --help and wrong flags answer at once.
+        from tuning.search import Search
+
+        Search(target, settings, origin, signals).run()
+    except (UserError, OSError, ModuleNotFoundError) as error:
+        told = denial(error) if isinstance(error, OSError) else not_installed(error)
+        told = error if isinstance(error, UserError) else told
+        if told is None:
+            raise
+        print(f"error: {' '.join(str(told).split())}", file=sys.stderr)
+        return 2
+    except StoppedBySignal as stopped:
+        print(stopped.line, file=sys.stderr)
+        return stopped.exit_code
+    return 0
+
+
+def main(argv: list[str]) -> int:
+    """`argv`: the name of an entry, as `target_of` takes it, and flags."""
+    name, *flags = argv
+    return search(target_of(name), flags, f"bash tuning/{name}_tuning.sh")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
