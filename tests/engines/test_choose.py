@@ -6,18 +6,18 @@ import pytest
 import torch
 from toy import CPU, facts_of, make_trainer, use_engine
 
-from utils.engines import cuda_graphs, eager
+from utils.engines import cuda_graphs, engine
 from utils.engines.choose import ENGINES, choose_engine
 from utils.training.train_step import TrainStep
 
 
 def chosen(trainer, wanted="auto", deterministic=False, **options):
     """(name of the engine, messages)."""
-    engine, notes = choose_engine(
+    chosen_engine, notes = choose_engine(
         facts_of(trainer, **options), cuda_graphs=wanted, deterministic=deterministic
     )
     names = {path.rpartition(":")[2]: name for name, path in ENGINES.items()}
-    return names[type(engine).__name__], notes
+    return names[type(chosen_engine).__name__], notes
 
 
 def on_a_gpu(trainer):
@@ -46,7 +46,7 @@ def test_who_gets_graphs(tmp_path, monkeypatch, wanted, deterministic, asked):
     """asked: of the GraphedStep that is made; None: there is none."""
     monkeypatch.setattr(cuda_graphs, "CudaRecorder", lambda device: device.type)
     monkeypatch.setattr(cuda_graphs, "GraphedStep", lambda *args: args)
-    monkeypatch.setattr(eager, "TimedSteps", lambda *args: args[:1])
+    monkeypatch.setattr(engine, "TimedSteps", lambda *args: args[:1])
     trainer = on_a_gpu(make_trainer(tmp_path))
     parts = trainer.steps.parts
     use_engine(trainer, wanted, deterministic=deterministic)

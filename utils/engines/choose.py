@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from utils.engines.engine import Engine, RunFacts
 
 ENGINES = {
-    "eager": "utils.engines.eager:Eager",
-    "compile": "utils.engines.compile:Compile",
+    "eager": "utils.engines.engine:Engine",
+    "compile": "utils.engines.engine:Compile",
     "cuda_graphs": "utils.engines.cuda_graphs:CudaGraphs",
     "ort": "utils.engines.ort.engine:Ort",
 }

@@ -6,15 +6,14 @@ capture.py). This file says which steps a graph can hold.
 
 from utils.data.loader import Loader
 from utils.engines.capture import CudaRecorder
-from utils.engines.eager import Eager
-from utils.engines.engine import RunFacts
+from utils.engines.engine import Engine, RunFacts
 from utils.engines.graphed_step import GraphedStep
 from utils.optim.table import OPTIMIZERS
 from utils.reporting.console import Console
 from utils.training.train_step import StepParts
 
 
-class CudaGraphs(Eager):
+class CudaGraphs(Engine):
     """An Engine for steps that are all alike and in which the host decides nothing. Unless graphs
     were asked for, they are used only if steps are launch-bound."""
 

@@ -1,20 +1,21 @@
-"""The interface of an engine, and the facts of a run on which its use depends.
+"""An engine, and the facts of a run on which its use depends.
 
 To add an engine, write its file in this folder and a line in the table in choose.py, and name it in
 `_wanted` there or in the choices of `--engine` (utils/settings/engine.py).
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from utils.data.loader import Loader
 from utils.distributed.strategies.base import Strategy
+from utils.engines.launch_bound import LaunchBound, TimedSteps, mark_on
 from utils.reporting.console import Console
 from utils.training.steps import Steps
-from utils.training.train_step import StepParts
+from utils.training.train_step import StepParts, TrainStep
 
 
 @dataclass(frozen=True)
@@ -49,25 +50,45 @@ class RunFacts:
     external_model: bool
 
 
-class Engine(Protocol):
-    """Computes the optimizer steps. It is made with one argument:
+class Engine:
+    """Computes the optimizer steps. This one, which serves any run, is plain PyTorch: the model is
+    called as it is, and TrainStep takes the steps. Others override what differs.
 
     Args:
         asked: the user has asked for it by name, and is told why if it cannot be used. Otherwise it
             is tried without a message.
     """
 
+    def __init__(self, asked: bool = False):
+        self.asked = asked
+
     def why_not(self, facts: RunFacts) -> str | None:
         """Why it cannot serve the run; None: it can."""
+        return None
 
     def wrap(self, strategy: Strategy, console: Console) -> Callable:
         """What the objective calls: `strategy.called`, or what stands in its place. `console`: for
         messages."""
+        return strategy.called
 
     def steps(self, parts: StepParts, loader: Loader, console: Console, advice: str) -> Steps:
-        """Makes the object that takes the optimizer steps.
+        """Makes the object that takes the optimizer steps. On a GPU some of them are timed: if they
+        are launch-bound, a line says what helps.
 
         Args:
             console: for messages.
             advice: what to tell the user if steps are launch-bound and the engine cannot help.
         """
+        device = parts.precision.device
+        if device.type != "cuda":
+            return TrainStep(parts)
+        launches = LaunchBound(functools.partial(mark_on, device))
+        whole = min(loader.step_size, loader.samples)
+        return TimedSteps(parts, launches, whole, lambda: console.say(f"{launches}: {advice}"))
+
+
+class Compile(Engine):
+    """`--compile`: the model is compiled by torch.compile."""
+
+    def wrap(self, strategy: Strategy, console: Console) -> Callable:
+        return torch.compile(strategy.called)

@@ -1,14 +1,10 @@
 """All that a run needs in order to mix: how batches are mixed, what is held out and measured for
 `--mixup auto`, and what learns with `--mixup meta`."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,11 +19,9 @@ from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep
 from utils.mixup.mixing import Mixing
 from utils.mixup.policy import MixupPolicy, can_tell_pairs_apart
 from utils.plural import counted
+from utils.tasks.task import AutoSplit, Task
 from utils.training.mixing_control import MixingControl
 from utils.training.objective import Precision, mixed_cross_entropy
-
-if TYPE_CHECKING:
-    from utils.tasks.task import Task
 
 
 def mixing_block(settings, workers: int) -> int:
@@ -82,23 +76,6 @@ def build_mixing(
         update_every=settings.meta_every,
         strength=strength,
     )
-
-
-@dataclass(frozen=True)
-class AutoSplit:
-    """The training samples whose losses --mixup auto compares.
-
-    Attributes:
-        held_out, trained: (m,) int64 each, indices into the training split, with the same classes
-            but for rounding.
-        strength: of mixing, set by that comparison.
-        hold_out: given to the training loader, which leaves those samples out.
-    """
-
-    held_out: np.ndarray
-    trained: np.ndarray
-    strength: AutoStrength
-    hold_out: HoldOut
 
 
 def auto_split(settings, labels: np.ndarray) -> AutoSplit | None:

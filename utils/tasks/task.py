@@ -8,10 +8,29 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Sized
 
+    import numpy as np
     from torch import Tensor
 
+    from utils.data.hold_out import HoldOut
     from utils.data.loader import Loader
-    from utils.tasks.mixing import AutoSplit
+    from utils.mixup.auto import AutoStrength
+
+
+@dataclass(frozen=True)
+class AutoSplit:
+    """The training samples whose losses --mixup auto compares.
+
+    Attributes:
+        held_out, trained: (m,) int64 each, indices into the training split, with the same classes
+            but for rounding.
+        strength: of mixing, set by that comparison.
+        hold_out: given to the training loader, which leaves those samples out.
+    """
+
+    held_out: np.ndarray
+    trained: np.ndarray
+    strength: AutoStrength
+    hold_out: HoldOut
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from utils.data.batch import Batch
 from utils.data.loader import Loader
 from utils.distributed.strategies.base import Strategy
 from utils.exchange import Exchange
-from utils.training.mixing_learner import MixingLearner
+from utils.mixup.meta import PolicyMixup, SampleMixup
 from utils.training.objective import Precision
 from utils.training.progress import LeftOut, Progress
 
@@ -46,7 +46,7 @@ class Steps(ABC):
     precision: Precision
     progress: Progress
     sum_names: tuple[str, ...]
-    meta: MixingLearner | None = None
+    meta: PolicyMixup | SampleMixup | None = None
     updating = settling = False
     left_out_by = ""
 

@@ -19,9 +19,9 @@ from utils.checkpoints.parts import Part, load, take
 from utils.checkpoints.random_state import random_states, restore_random_states
 from utils.data.batch import Batch
 from utils.distributed.strategies.base import Strategy
+from utils.mixup.meta import PolicyMixup, SampleMixup
 from utils.training.average import Average
 from utils.training.guard import Guard
-from utils.training.mixing_learner import MixingLearner
 from utils.training.objective import SUMS, Precision, stacked
 from utils.training.progress import LeftOut, Progress
 from utils.training.steps import Steps
@@ -54,7 +54,7 @@ class StepParts:
     guard: Guard
     clip: float | None = None
     average: Average | None = None
-    meta: MixingLearner | None = None
+    meta: PolicyMixup | SampleMixup | None = None
 
 
 class TrainStep(Steps):

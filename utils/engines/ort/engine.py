@@ -3,14 +3,13 @@
 from torch import nn
 
 from utils.distributed.strategies.base import Strategy
-from utils.engines.eager import Eager
-from utils.engines.engine import RunFacts
+from utils.engines.engine import Engine, RunFacts
 from utils.engines.ort.module import OrtModule
 from utils.engines.ort.session import why_missing
 from utils.reporting.console import Console
 
 
-class Ort(Eager):
+class Ort(Engine):
     """An Engine for a CPU in float32. utils/settings/engine.py refuses the flags that exclude it;
     OrtModule refuses models that it cannot train."""
 
