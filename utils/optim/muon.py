@@ -4,9 +4,9 @@ networks" (2024), https://kellerjordan.github.io/posts/muon/.
     b <- m b + (1 - m) g,   u = (1 - m) g + m b
     w <- (1 - lr weight_decay) w - 0.2 lr sqrt(longer side) O(u)
 
-O makes all singular values about 1 (newton_schulz.py). Learning rate and weight decay mean what
-they do with AdamW. The results are those of timm's Muon but for rounding; PyTorch's own takes
-nothing but matrices.
+O makes all singular values about 1 (`orthogonalize_` in muon_steps.py). Learning rate and weight
+decay mean what they do with AdamW. The results are those of timm's Muon but for rounding.
+`torch.optim.Muon` takes nothing but 2-D parameters, so no kernels, and steps them one by one.
 """
 
 from __future__ import annotations

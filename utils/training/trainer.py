@@ -2,7 +2,7 @@
 
 The host runs ahead of the device. It waits for the device after the first step, at log lines and
 before a checkpoint (`_read_sums`), in every evaluation, and up to 8 times in a run with `--mixup
-auto` (`control_mixing`). With Lookahead it also waits, in each step, for the step before.
+auto` (`control_mixing`).
 """
 
 from collections.abc import Callable

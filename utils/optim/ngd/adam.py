@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from utils.optim.parameters import Flags, Parameters
+from utils.optim.multi_tensor import Flags, Parameters
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # PyTorch's
 

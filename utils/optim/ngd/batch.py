@@ -12,9 +12,9 @@ from torch import Tensor
 from utils.exchange import Exchange
 from utils.machine.float32 import float32_products
 from utils.optim.found_inf import is_on_host
+from utils.optim.multi_tensor import Flags, Parameters
 from utils.optim.ngd import fisher
 from utils.optim.ngd.batched_fisher import FISHER, AxisBatch, norms, precondition_
-from utils.optim.parameters import Flags, Parameters
 
 EARLY_UPDATES = 10  # the first steps all update the Fisher matrices, as in Kaldi
 # Root mean square of a step with norm "fixed", before the learning rate. It is that of AdamW's

@@ -9,11 +9,11 @@ from torch.optim import Optimizer
 from utils.exchange import Exchange
 from utils.machine.float32 import float32_products
 from utils.optim.found_inf import is_on_host
+from utils.optim.multi_tensor import Flags, is_expanded
 from utils.optim.ngd.adam import AdamParameters
 from utils.optim.ngd.batch import Batch, is_plain, kind_of
 from utils.optim.ngd.batched_fisher import FISHER, AxisBatch, renew_multipliers_, update_
 from utils.optim.ngd.shares import Shares, shares_of
-from utils.optim.parameters import Flags, is_expanded
 
 AXES = ("all", "channels")
 NORMS = ("gradient", "fixed")
