@@ -10,8 +10,7 @@ from utils.exchange import Exchange
 from utils.machine.float32 import float32_products
 from utils.optim.found_inf import is_on_host
 from utils.optim.multi_tensor import Flags, is_expanded
-from utils.optim.ngd.adam import AdamParameters
-from utils.optim.ngd.batch import Batch, is_plain, kind_of
+from utils.optim.ngd.batch import AdamParameters, Batch, is_plain, kind_of
 from utils.optim.ngd.batched_fisher import FISHER, AxisBatch, renew_multipliers_, update_
 from utils.optim.ngd.shares import Shares, shares_of
 
@@ -61,7 +60,7 @@ class NGD(Optimizer):
     k `basis_k` (r, D), `spectrum_k` (r, r) and `rest_k` (), float32 (float64 for float64
     parameters); and `step`, an int: its steps so far, which time the updates of the Fisher
     matrices. (On a GPU skipped steps count, too, since the host does not know of them.) Groups with
-    `adam` have the state of torch.optim.AdamW, see adam.py.
+    `adam` have the state of torch.optim.AdamW, see `AdamParameters`.
 
     Over several ranks, all of which step the same parameters with the same reduced gradients, each
     rank computes about 1 / N of the updates of Fisher matrices and sends them to the others
@@ -91,14 +90,11 @@ class NGD(Optimizer):
             down less and takes a smaller alpha, such as .01 (see fisher.py).
         momentum_first: momentum comes before the Fisher matrices, not after them; their scatter is
             then that of the averaged gradients.
-        adam: all parameters of the group take AdamW's steps (see adam.py), with its `lr` and
+        adam: all parameters of the group take AdamW's steps, with its `lr` and
             `weight_decay`: for embeddings, norms and biases.
         products: precision of the factors in products with gradients: "float32", or "fast", that of
             matrix units (TF32 on a GPU, bfloat16 on a CPU that has them), summed in float32.
             Gradients that were computed in bfloat16 are no more precise than that.
-        foreach: all tensors of a shape at once (None too, which is PyTorch's usual default).
-            False: tensors and axes one by one, by the equations as they are written in
-            `fisher.py`; the same result, slower, and with waits. Every rank makes all updates.
         exchange: the other ranks. A copy by pickle or deepcopy is for a single process.
 
     Raises:
@@ -136,7 +132,6 @@ class NGD(Optimizer):
         momentum_first: bool = False,
         adam: bool = False,
         products: str = "float32",
-        foreach: bool | None = True,
         exchange: Exchange | None = None,
     ):
         settings = {
@@ -144,7 +139,7 @@ class NGD(Optimizer):
             "weight_decay": weight_decay, "decoupled": decoupled, "alpha": alpha, "rank": rank,
             "update_period": update_period, "eta": eta, "axes": axes,
             "norm": norm, "power": power, "momentum_first": momentum_first, "adam": adam,
-            "products": products, "foreach": foreach is None or bool(foreach),
+            "products": products,
         }  # fmt: skip
         self._exchange = exchange or Exchange()
         self._batches: list[Batch] = []
@@ -166,7 +161,6 @@ class NGD(Optimizer):
 
     def load_state_dict(self, state_dict: dict) -> None:
         super().load_state_dict(state_dict)
-        self._batches, self._adams, self._signature = [], [], None
         # PyTorch has given all of it the dtype of its parameter; Fisher matrices have their own.
         saved = [key for group in state_dict["param_groups"] for key in group["params"]]
         own = [parameter for group in self.param_groups for parameter in group["params"]]
@@ -215,13 +209,11 @@ class NGD(Optimizer):
             flags = Flags.of(self, batch.device)
             if batch.is_plain:
                 batch.descend(batch.gradients(), flags)
-            elif batch.group["foreach"]:
+            else:
                 memory, other = self._workspaces[batch.device, batch.dtype]
                 batch.descend(batch.precondition(memory, other, flags), flags)
                 if batch.updates_now:
                     due.setdefault(batch.together, []).append(batch)
-            elif flags.left_out is None or not flags.left_out:  # here the host waits
-                batch.descend(batch.precondition_one_by_one(flags), flags)
         for (device, *_), batches in due.items():
             axes = [axis for batch in batches for axis in batch.axes if axis.is_ours]
             update_(axes, Flags.of(self, device).left_out)
@@ -326,13 +318,4 @@ _RANGES = {
     "products": (lambda value: value in PRODUCTS, f"one of {', '.join(PRODUCTS)}"),
 }
 # Settings on which batches depend: they are rebuilt if one changes.
-_OF_BATCHES = (
-    "rank",
-    "axes",
-    "norm",
-    "power",
-    "momentum_first",
-    "adam",
-    "foreach",
-    "update_period",
-)
+_OF_BATCHES = ("rank", "axes", "norm", "power", "momentum_first", "adam", "update_period")
