@@ -31,7 +31,7 @@ from utils.engines.cuda_graphs import CudaGraphs
 from utils.engines.engine import RunFacts
 from utils.fused import MODES
 from utils.launch.signals import Signals
-from utils.machine.cudnn import prefer_flash_attention, search_plans
+from utils.machine.backends import prefer_flash_attention, search_plans
 from utils.optim import apex
 from utils.optim.factory import is_capturable
 from utils.reporting.metrics import read_metrics

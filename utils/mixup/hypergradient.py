@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from utils.machine.float32 import float32_products
+from utils.machine.backends import float32_products
 from utils.mixup.branches import Branches
 
 Weights = list[Tensor]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from utils.errors import UserError
-from utils.machine.cudnn import trial_plans
+from utils.machine.backends import trial_plans
 from utils.machine.host_memory import peak_rss
 from utils.training.loader import TrainingLoader
 from utils.training.objective import first_samples

@@ -15,7 +15,7 @@ from utils.checkpoints.saver import Saver
 from utils.data.batch import Batch
 from utils.errors import UserError
 from utils.launch.signals import AgreedSignal, StoppedBySignal
-from utils.machine.cudnn import search_plans
+from utils.machine.backends import search_plans
 from utils.machine.free_cores import FreeCores
 from utils.plural import counted
 from utils.training.evaluation import Evaluation

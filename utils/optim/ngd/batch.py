@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from utils.exchange import Exchange
-from utils.machine.float32 import float32_products
+from utils.machine.backends import float32_products
 from utils.optim.found_inf import is_on_host
 from utils.optim.multi_tensor import Flags, Parameters
 from utils.optim.ngd.batched_fisher import AxisBatch, norms, precondition_

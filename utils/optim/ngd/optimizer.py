@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from utils.exchange import Exchange
-from utils.machine.float32 import float32_products
+from utils.machine.backends import float32_products
 from utils.optim.found_inf import is_on_host
 from utils.optim.multi_tensor import Flags, is_expanded
 from utils.optim.ngd.batch import AdamParameters, Batch, is_plain, kind_of
