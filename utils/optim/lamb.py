@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from utils.optim.adamw import AdamFlags, betas_of
-from utils.optim.entry import NORMS, OptimizerEntry, Range, optimizer_flag
+from utils.optim.adamw import ADAMW, AdamFlags, betas_of
+from utils.optim.entry import NORMS, OptimizerEntry, optimizer_flag
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -73,8 +73,5 @@ LAMB = OptimizerEntry(
     takes_exchange=True,
     group_state=("step",),
     capturable=True,
-    ranges={
-        "lr": (Range(1e-4, 0.02, grid=(3e-4, 1e-3, 3e-3)),),
-        "weight_decay": (Range(1e-3, 0.5, grid=(0.01, 0.05, 0.2)),),
-    },
+    ranges=ADAMW.ranges,
 )

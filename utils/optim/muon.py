@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from utils.optim.entry import MATRICES, OptimizerEntry, Range
+from utils.optim.adamw import ADAMW
+from utils.optim.entry import MATRICES, OptimizerEntry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,8 +67,5 @@ MUON = OptimizerEntry(
     takes_exchange=True,
     takes_heads=True,
     capturable=True,
-    ranges={
-        "lr": (Range(1e-4, 0.02, grid=(3e-4, 1e-3, 3e-3)),),
-        "weight_decay": (Range(1e-3, 0.5, grid=(0.01, 0.05, 0.2)),),
-    },
+    ranges=ADAMW.ranges,
 )
