@@ -1,5 +1,8 @@
 """The CPU cores that this process may use, and Linux's control groups, which limit its CPU time and
-memory in a container."""
+memory in a container.
+
+`root` is that of the file system whose /proc and /sys are read.
+"""
 
 import os
 from collections.abc import Iterator
@@ -17,9 +20,6 @@ def usable_cores(root: Path = Path("/")) -> int:
     """CPU cores that this process can keep busy: `allowed_cores`, or fewer if its cgroups (v1 or
     v2) have a quota of CPU time, as with `docker run --cpus 2`. More threads would be stopped until
     the next period once they have used it up.
-
-    Args:
-        root: of the file system whose /proc and /sys are read.
     """
     return min([allowed_cores(), *_quotas(root)])
 
@@ -44,9 +44,6 @@ def cgroups_with(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path
     """(folder, whether it is of v2) of each cgroup of this process to which a controller, such as
     "memory", may apply, and of each of its ancestors. Folders may be missing; another system than
     Linux has none.
-
-    Args:
-        root: of the file system whose /proc and /sys are read.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()

@@ -197,12 +197,8 @@ class VirtualStep:
 
 
 class PolicyMixup:
-    """Lambda from a policy, which is updated in the steps whose batches have clean samples.
-
-    Args:
-        policy: on the model's device.
-        virtual: computes the hypergradients.
-    """
+    """Lambda from a policy on the model's device, which is updated in the steps whose batches have
+    clean samples; `virtual` computes the hypergradients."""
 
     def __init__(self, policy: MixupPolicy, virtual: VirtualStep):
         self.policy, self.virtual = policy, virtual
@@ -261,7 +257,6 @@ class SampleMixup:
     """A lambda for every pair: from a random start, one step down the hypergradient. Has no state.
 
     Args:
-        virtual: computes the hypergradients.
         step: root mean square of the changes of lambda in a micro-batch. The hypergradient has no
             natural scale, so a learning rate would mean nothing.
     """

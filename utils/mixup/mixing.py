@@ -31,19 +31,14 @@ CUTMIX_FRACTION = 0.5
 # ---- the mathematics --------------------------------------------------------------------------
 
 
-def mix(inputs: Tensor, partner: Tensor, lam: Tensor) -> Tensor:
+def mix_pairs(own: Tensor, other: Tensor, lam: Tensor) -> Tensor:
     """x_i <- lam_i x_i + (1 - lam_i) x_p(i); with lam_i = 1 x_i stays the same to the bit.
 
     Args:
-        inputs: (n, ...) floating point: images, embeddings or sentence representations.
-        partner: (n,) int64.
+        own, other: (n, ...) floating point: images, embeddings or sentence representations; those
+            of the samples x_i and of their partners x_p(i).
         lam: (n,), 0 to 1; differentiable.
     """
-    return mix_pairs(inputs, inputs[partner], lam)
-
-
-def mix_pairs(own: Tensor, other: Tensor, lam: Tensor) -> Tensor:
-    """lam own + (1 - lam) other; (n, ...), (n, ...), (n,)."""
     return torch.lerp(other, own, lam.to(own.dtype).view(-1, *(1,) * (own.ndim - 1)))
 
 
@@ -125,7 +120,7 @@ class MixPlan(NamedTuple):
     def apply(self, inputs: Tensor) -> Tensor:
         """(n, ...) -> (n, ...), mixed."""
         if self.box is None:
-            return mix(inputs, self.partner, self.lam)
+            return mix_pairs(inputs, inputs[self.partner], self.lam)
         return paste(inputs, self.partner, self.box)
 
     def with_lam(self, lam: Tensor) -> MixPlan:

@@ -51,11 +51,7 @@ def missing() -> str:
 
 
 def unusable(groups: list[dict], exchange: Exchange | None = None) -> str:
-    """Why Apex's kernels cannot step these parameters; empty if they can.
-
-    Args:
-        exchange: with the other ranks.
-    """
+    """Why Apex's kernels cannot step these parameters; empty if they can."""
     import torch
 
     from utils.optim.multi_tensor import is_dense

@@ -139,10 +139,7 @@ class MultiTensor(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
         """One step. `closure`, if given, computes the loss again, which is returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         flags: dict[torch.device, Flags] = {}
         for number, group in enumerate(self.param_groups):
             for parameters in self._prepared_of(number, group):
@@ -164,6 +161,14 @@ class MultiTensor(torch.optim.Optimizer):
             prepared = [one for kind in kinds.values() for one in self.prepare(group, kind)]
             self._prepared[number] = group, present, prepared
         return prepared
+
+
+def loss_of(closure) -> Tensor | None:
+    """What an optimizer's `step` returns: the loss of the closure that it was given, if any."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 def by_steps(parameters: list[Tensor], state: dict) -> list[list[Tensor]]:

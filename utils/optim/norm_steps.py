@@ -35,11 +35,7 @@ def count_step(group: dict, device: torch.device, flags: Flags) -> None:
 class WithNorms(Parameters):
     """Parameters of one group. Their steps lie in one flat tensor, sorted by size, so that one
     kernel scales all parameters of a size. Those that have the group's first gradient count its
-    steps (`counts`).
-
-    Args:
-        exchange: with the other ranks, where parameters are sharded; norms are of whole parameters.
-    """
+    steps (`counts`). Norms are of whole parameters, where these are sharded over the ranks."""
 
     def __init__(self, group: dict, parameters: list[Tensor], exchange: Exchange):
         order = sorted(range(len(parameters)), key=lambda i: parameters[i].numel())

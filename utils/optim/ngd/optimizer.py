@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from utils.exchange import Exchange
 from utils.machine.backends import float32_products
 from utils.optim.found_inf import is_on_host
-from utils.optim.multi_tensor import Flags, is_expanded
+from utils.optim.multi_tensor import Flags, is_expanded, loss_of
 from utils.optim.ngd.batch import AdamParameters, Batch, is_plain, kind_of
 from utils.optim.ngd.batched_fisher import FISHER, AxisBatch, renew_multipliers_, update_
 from utils.optim.ngd.shares import Shares, shares_of
@@ -173,10 +173,7 @@ class NGD(Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
         """One step. `closure`: zeroes the gradients, computes the loss and returns it."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         flag = getattr(self, "found_inf", None)
         if flag is not None and is_on_host(flag) and flag:
             return loss
