@@ -30,7 +30,7 @@ class Madgrad(MultiTensor):
     much memory as the weights.
     """
 
-    DEFAULTS: ClassVar[dict] = {"momentum": 0.9}
+    DEFAULTS: ClassVar[dict] = {"momentum": 0.9, "weight_decay": 0.0}
 
     def prepare(self, group: dict, parameters: list[Tensor]) -> list[Parameters]:
         cohorts = by_steps(parameters, self.state)

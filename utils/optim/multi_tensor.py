@@ -113,18 +113,18 @@ class MultiTensor(torch.optim.Optimizer):
         params: parameters or groups.
         exchange: with the other ranks, where parameters are sharded. A copy by pickle or deepcopy
             is for a single process.
-        settings: of the groups: `lr`, `weight_decay` and those of DEFAULTS.
+        settings: of the groups, besides their learning rate: those of DEFAULTS.
     """
 
-    DEFAULTS: ClassVar[dict] = {}
+    DEFAULTS: ClassVar[dict]
     found_inf: Tensor | None = None
     exchange = Exchange()
 
-    def __init__(self, params, *, exchange: Exchange | None = None, **settings):
+    def __init__(self, params, lr: float, exchange: Exchange | None = None, **settings):
         self._prepared: dict[int, tuple[dict, list[Tensor], list[Parameters]]] = {}
         if exchange is not None:
             self.exchange = exchange
-        super().__init__(params, {"weight_decay": 0.0} | self.DEFAULTS | settings)
+        super().__init__(params, {"lr": lr} | self.DEFAULTS | settings)
 
     def __setstate__(self, state: dict) -> None:
         """Also called by `load_state_dict`."""

@@ -72,7 +72,7 @@ class Muon(MultiTensor):
     the iterations for all of them.
     """
 
-    DEFAULTS: ClassVar[dict] = {"momentum": 0.95}
+    DEFAULTS: ClassVar[dict] = {"momentum": 0.95, "weight_decay": 0.0}
 
     def prepare(self, group: dict, parameters: list[Tensor]) -> list[Parameters]:
         matrices: dict[bool, list[Tensor]] = {}  # by whether they are sharded

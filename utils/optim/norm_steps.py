@@ -89,7 +89,12 @@ class Lamb(MultiTensor):
     A group with weight decay 0 takes Adam's steps.
     """
 
-    DEFAULTS: ClassVar[dict] = {"betas": (0.9, 0.999), "eps": 1e-6, "bias_correction": True}
+    DEFAULTS: ClassVar[dict] = {
+        "weight_decay": 0.0,
+        "betas": (0.9, 0.999),
+        "eps": 1e-6,
+        "bias_correction": True,
+    }
 
     def prepare(self, group: dict, parameters: list[Tensor]) -> list[Parameters]:
         return [LambParameters(group, parameters, self.state, self.exchange)]
@@ -153,7 +158,7 @@ class NovoGrad(MultiTensor):
     were left out; parameters that join a group later begin with the bias correction of that step.
     """
 
-    DEFAULTS: ClassVar[dict] = {"betas": (0.9, 0.999), "eps": 1e-8}
+    DEFAULTS: ClassVar[dict] = {"weight_decay": 0.0, "betas": (0.9, 0.999), "eps": 1e-8}
 
     def prepare(self, group: dict, parameters: list[Tensor]) -> list[Parameters]:
         return [NovoGradParameters(group, parameters, self.state, self.exchange)]

@@ -117,7 +117,7 @@ class Trainer:
 
     def _search_plans(self, batch: Batch) -> None:
         """Lets cuDNN search for the fastest plans in whole micro-batches only (see
-        machine/cudnn.py)."""
+        machine/backends.py)."""
         if self.searched_samples is not None:
             search_plans(len(batch.targets) == self.searched_samples)
 
