@@ -1,5 +1,7 @@
 """Dropout with cheap random numbers on a CPU, and the masks of its fused forms."""
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -48,12 +50,18 @@ def draw_bits(x: Tensor, rate: float) -> tuple[Tensor, int, float]:
     return bits, dropped - LEVELS // 2, LEVELS / (LEVELS - dropped)
 
 
-def draw_mask(x: Tensor, rate: float) -> tuple[Tensor | None, float]:
-    """(uint8 mask of x's shape, 1 where an element is kept, None for rate 0; factor by which kept
-    elements are multiplied)."""
-    if rate == 0:
-        return None, 1.0
-    if x.device.type == "cpu":
-        bits, threshold, factor = draw_bits(x, rate)
-        return (bits >= threshold).view(torch.uint8), factor  # bool is slower to convert
-    return torch.empty_like(x, dtype=torch.uint8).bernoulli_(1 - rate), 1 / (1 - rate)
+class Mask(NamedTuple):
+    """A dropout mask."""
+
+    kept: Tensor | None  # uint8, 1 where an element is kept; None: nothing is dropped
+    factor: float  # by which kept elements are multiplied
+
+    @classmethod
+    def draw(cls, x: Tensor, rate: float) -> "Mask":
+        """Of x's shape."""
+        if rate == 0:
+            return cls(None, 1.0)
+        if x.device.type == "cpu":
+            bits, threshold, factor = draw_bits(x, rate)
+            return cls((bits >= threshold).view(torch.uint8), factor)  # bool is slower to convert
+        return cls(torch.empty_like(x, dtype=torch.uint8).bernoulli_(1 - rate), 1 / (1 - rate))

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from utils.fused import refuse_second_derivative
+from utils.fused.dropout import Mask
 from utils.fused.elementwise import (
     LayerNormParameters,
-    Mask,
     add_dropped,
     add_norm,
     add_norm_backward,

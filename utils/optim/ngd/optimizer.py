@@ -134,19 +134,13 @@ class NGD(Optimizer):
         products: str = "float32",
         exchange: Exchange | None = None,
     ):
-        settings = {
-            "lr": lr, "momentum": momentum, "nesterov": nesterov, "dampening": dampening,
-            "weight_decay": weight_decay, "decoupled": decoupled, "alpha": alpha, "rank": rank,
-            "update_period": update_period, "eta": eta, "axes": axes,
-            "norm": norm, "power": power, "momentum_first": momentum_first, "adam": adam,
-            "products": products,
-        }  # fmt: skip
+        given = locals()
         self._exchange = exchange or Exchange()
         self._batches: list[Batch] = []
         self._adams: list[AdamParameters] = []
         self._shares: list[Shares] = []
         self._signature: tuple | None = None
-        super().__init__(params, settings)
+        super().__init__(params, {name: given[name] for name in _SETTINGS})
 
     def add_param_group(self, param_group: dict) -> None:
         _check({**self.defaults, **param_group})
@@ -289,7 +283,7 @@ def _whole(value) -> bool:
 def _check(settings: dict) -> None:
     wrong = [
         f"{name} {settings[name]} is not {meaning}"
-        for name, (holds, meaning) in _RANGES.items()
+        for name, (holds, meaning) in _SETTINGS.items()
         if not holds(settings[name])
     ]
     if settings["nesterov"] and (settings["momentum"] == 0 or settings["dampening"] != 0):
@@ -298,11 +292,18 @@ def _check(settings: dict) -> None:
         raise ValueError(f"NGD: {wrong[0]}")
 
 
-_RANGES = {
+def _is_bool(value) -> bool:
+    return isinstance(value, bool)
+
+
+# The settings of a group, and what each may be.
+_SETTINGS = {
     "lr": (lambda value: value >= 0, "0 or more"),
     "momentum": (lambda value: 0 <= value < 1, "from 0 to below 1"),
+    "nesterov": (_is_bool, "true or false"),
     "dampening": (lambda value: 0 <= value <= 1, "from 0 to 1"),
     "weight_decay": (lambda value: value >= 0, "0 or more"),
+    "decoupled": (_is_bool, "true or false"),
     "alpha": (lambda value: 0 < value < float("inf"), "above 0 and finite"),
     "rank": (lambda value: value is None or _whole(value), "a whole number above 0, or None"),
     "update_period": (_whole, "a whole number above 0"),
@@ -310,8 +311,8 @@ _RANGES = {
     "axes": (lambda value: value in AXES, f"one of {', '.join(AXES)}"),
     "norm": (lambda value: value in NORMS, f"one of {', '.join(NORMS)}"),
     "power": (lambda value: value in POWERS, "1 or 0.5"),
-    "momentum_first": (lambda value: isinstance(value, bool), "true or false"),
-    "adam": (lambda value: isinstance(value, bool), "true or false"),
+    "momentum_first": (_is_bool, "true or false"),
+    "adam": (_is_bool, "true or false"),
     "products": (lambda value: value in PRODUCTS, f"one of {', '.join(PRODUCTS)}"),
 }
 # Settings on which batches depend: they are rebuilt if one changes.
