@@ -107,13 +107,14 @@ def is_expanded(parameter: Tensor) -> bool:
 class MultiTensor(torch.optim.Optimizer):
     """Honours `found_inf` by selection on the device, and can be captured in a CUDA graph.
 
-    A subclass says in `prepare` which parameters are stepped together.
+    A subclass says in `prepare` which parameters are stepped together, and in DEFAULTS what its
+    groups have besides `lr`.
 
     Args:
         params: parameters or groups.
         exchange: with the other ranks, where parameters are sharded. A copy by pickle or deepcopy
             is for a single process.
-        settings: of the groups, besides their learning rate: those of DEFAULTS.
+        settings: of DEFAULTS.
     """
 
     DEFAULTS: ClassVar[dict]

@@ -67,6 +67,7 @@ class Muon(MultiTensor):
     check the others, in float64. While a step runs, float32 matrices take at most 12 bytes for
     each element, for PIECE elements (0.4 GB) or a single larger matrix at a time; what Adam steps,
     twice its own memory.
+
     Parameters of a group with `use_fallback` are stepped by Adam, whatever their shapes; `momentum`
     is that of matrices. Where parameters are sharded, each rank gathers whole matrices, and makes
     the iterations for all of them.
