@@ -77,28 +77,33 @@ class DropPath(nn.Module):
 
 
 class Block(nn.Module):
-    """Convolutions, each with its BatchNorm, and a shortcut around all.
+    """Convolutions conv1, conv2, ..., each with its BatchNorm bn1, bn2, ..., and a shortcut around
+    all; (n, inputs, h, w) -> (n, expansion * width, h / stride, w / stride).
 
     Args:
-        convolutions: become conv1, conv2, ..., with bn1, bn2, ...
         downsample: the shortcut; None: the input itself.
         drop_path: the rate.
     """
 
-    expansion: int  # channels of the output, in multiples of `width`
+    expansion: int
     fused = "none"  # see utils/fused
 
     def __init__(
-        self, convolutions: list[nn.Conv2d], downsample: nn.Module | None, drop_path: float
+        self, inputs: int, width: int, stride: int, downsample: nn.Module | None, drop_path: float
     ):
         super().__init__()
-        self.names = [(f"conv{n}", f"bn{n}") for n in range(1, len(convolutions) + 1)]
-        for (conv_name, norm_name), conv in zip(self.names, convolutions, strict=True):
-            self.add_module(conv_name, conv)
-            self.add_module(norm_name, nn.BatchNorm2d(conv.out_channels))
+        self.names = []
+        for number, conv in enumerate(self.convolutions(inputs, width, stride), 1):
+            self.names.append((f"conv{number}", f"bn{number}"))
+            self.add_module(f"conv{number}", conv)
+            self.add_module(f"bn{number}", nn.BatchNorm2d(conv.out_channels))
         self.relu = nn.ReLU(inplace=True)
         self.downsample = downsample
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+
+    @staticmethod
+    def convolutions(inputs: int, width: int, stride: int) -> list[nn.Conv2d]:
+        raise NotImplementedError
 
     @property
     def last_norm(self) -> nn.Module:
@@ -118,31 +123,23 @@ class Block(nn.Module):
 
 
 class BasicBlock(Block):
-    """Two 3x3 convolutions; (n, inputs, h, w) -> (n, width, h / stride, w / stride)."""
+    """3x3, 3x3."""
 
     expansion = 1
 
-    def __init__(
-        self, inputs: int, width: int, stride: int, downsample: nn.Module | None, drop_path: float
-    ):
-        convolutions = [_conv3x3(inputs, width, stride), _conv3x3(width, width)]
-        super().__init__(convolutions, downsample, drop_path)
+    @staticmethod
+    def convolutions(inputs: int, width: int, stride: int) -> list[nn.Conv2d]:
+        return [_conv3x3(inputs, width, stride), _conv3x3(width, width)]
 
 
 class Bottleneck(Block):
-    """1x1, 3x3, 1x1; (n, inputs, h, w) -> (n, 4 * width, h / stride, w / stride)."""
+    """1x1, 3x3, 1x1."""
 
     expansion = 4
 
-    def __init__(
-        self, inputs: int, width: int, stride: int, downsample: nn.Module | None, drop_path: float
-    ):
-        convolutions = [
-            _conv1x1(inputs, width),
-            _conv3x3(width, width, stride),
-            _conv1x1(width, width * self.expansion),
-        ]
-        super().__init__(convolutions, downsample, drop_path)
+    @staticmethod
+    def convolutions(inputs: int, width: int, stride: int) -> list[nn.Conv2d]:
+        return [_conv1x1(inputs, width), _conv3x3(width, width, stride), _conv1x1(width, 4 * width)]
 
 
 class Stage(nn.Sequential):
