@@ -31,8 +31,8 @@ from utils.engines.cuda_graphs import CudaGraphs
 from utils.engines.engine import RunFacts
 from utils.fused import MODES
 from utils.launch.signals import Signals
-from utils.machine.cudnn import prefer_flash_attention, search_plans
-from utils.optim import apex_steps
+from utils.machine.backends import prefer_flash_attention, search_plans
+from utils.optim import apex
 from utils.optim.factory import is_capturable
 from utils.reporting.metrics import read_metrics
 from utils.training.objective import Precision
@@ -80,7 +80,7 @@ def usual_ways(precision: str, layout: tuple[str, str], cuda: bool) -> dict[str,
     if not cuda:
         kept = f"{what}, freed memory kept"
         ways["autocast, kept"] = Way(False, kept, precision, True, keeps=True)
-    elif not apex_steps.missing():
+    elif not apex.missing():
         ways["autocast, Apex"] = Way(False, f"{what}, Apex's optimizer", precision, True, apex=True)
     return ways
 

@@ -45,7 +45,7 @@ from benchmarks.made_up import MEAN, STD, pictures
 from utils.augment.crop_flip import CropFlip
 from utils.data.images.loader import ImageLoader
 from utils.launch.signals import Signals
-from utils.machine.cudnn import search_plans
+from utils.machine.backends import search_plans
 from utils.models.resnet import ResNet
 
 SGD, NGD = Rule("sgd", lr=0.01, weight_decay=5e-4), Rule("ngd", lr=1e-3, weight_decay=0.05)

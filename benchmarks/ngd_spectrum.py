@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from utils.data.images.loader import ImageLoader
 from utils.data.images.shapes import load_shapes
 from utils.models.resnet import ResNet
-from utils.optim.ngd.fisher import Fisher, precondition
 from utils.optim.ngd.optimizer import NGD
 
 LAYER = "layer3.1.conv1.weight"
@@ -39,10 +38,13 @@ def scatter(gradients: list[Tensor], axis: int) -> Tensor:
 
 def natural(gradient: Tensor, state: dict, alpha: float) -> Tensor:
     for axis, length in enumerate(gradient.shape):
-        fisher = Fisher(*(state[f"{name}_{axis}"] for name in ("basis", "spectrum", "rest")))
-        turned = gradient.movedim(axis, -1)
-        rows = precondition(turned.reshape(-1, length), fisher, alpha)
-        gradient = rows.view(turned.shape).movedim(-1, axis)
+        r, spectrum, rest = (state[f"{name}_{axis}"] for name in ("basis", "spectrum", "rest"))
+        eye = torch.eye(length)
+        f = r.T @ spectrum @ r + rest * (eye - r.T @ r)
+        g = f + alpha / length * f.trace() * eye
+        turned = torch.linalg.solve(g, gradient.movedim(axis, 0).flatten(1))  # G^-1 X'
+        turned = turned * gradient.norm() / turned.norm()
+        gradient = turned.view_as(gradient.movedim(axis, 0)).movedim(0, axis)
     return gradient
 
 

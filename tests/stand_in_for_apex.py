@@ -74,10 +74,10 @@ def modules() -> dict[str, ModuleType]:
 def install(patch) -> None:
     """Makes it importable, and lets it take weights on the CPU, while `patch` (a MonkeyPatch)
     lasts."""
-    from utils.optim import apex_steps
+    from utils.optim import apex
 
     for name, module in modules().items():
         patch.setitem(sys.modules, name, module)
-    patch.setattr(apex_steps, "on_gpu", lambda parameter: True)
-    apex_steps._classes.cache_clear()
+    patch.setattr(apex, "on_gpu", lambda parameter: True)
+    apex.classes.cache_clear()
     MADE.clear()

@@ -93,7 +93,11 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
         told = denial(error) if isinstance(error, OSError) else not_installed(error)
         if told is not None:
             return _refuse(told)
-        if place is None or not _is_lost_peer(error):
+        if place is None:
+            raise
+        from utils.distributed.group import is_lost_peer
+
+        if not is_lost_peer(error):
             raise
         print(lost_peer_line(place.rank, error), file=sys.stderr, flush=True)
         # Waits until the launcher has seen the other process end, and names that one; it then ends
@@ -184,7 +188,11 @@ def end_process(code: int) -> NoReturn:
     A launched process ends without Python's own shutdown: threads of PyTorch's process groups still
     run then, and one that calls into Python would abort the process.
     """
-    if not _is_launched():
+    try:
+        alone = launched() is None
+    except UserError:
+        alone = True
+    if alone:
         sys.exit(code)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -214,16 +222,3 @@ def _as_launched(argv: list[str], place: LaunchedAs | None) -> list[str]:
     if run is not None and (Path(run) / "config.yaml").is_file():
         argv = [*argv, "--resume", run]  # the last --resume counts
     return argv
-
-
-def _is_launched() -> bool:
-    try:
-        return launched() is not None
-    except UserError:
-        return False
-
-
-def _is_lost_peer(error: Exception) -> bool:
-    from utils.distributed.group import is_lost_peer
-
-    return is_lost_peer(error)

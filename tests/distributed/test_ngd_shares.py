@@ -154,13 +154,6 @@ def test_its_steps_are_those_of_one_process(worlds, size, settings, dtype, divid
     worlds(size).run(steps_of_both, divided, dtype, SETTINGS[settings])
 
 
-@pytest.mark.parametrize("divided", [False, True], ids=["whole", "divided"])
-@pytest.mark.parametrize("norm", ["gradient", "fixed"])
-def test_one_by_one_they_are_those_of_one_process(worlds, norm, divided):
-    settings = {"norm": norm, "weight_decay": 0.1, "foreach": False}
-    worlds(2).run(steps_of_both, divided, torch.float64, settings)
-
-
 def with_rests(exchange, divided) -> None:
     """Some weights have no gradient at times, so that not all are updated in the same steps."""
     runs = [Training(e, d, torch.float64) for e, d in ((exchange, divided), ALONE)]

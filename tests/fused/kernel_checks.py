@@ -24,7 +24,7 @@ from triton.runtime import interpreter
 from utils.check.arithmetic import ALLOWED, largest_differences
 from utils.fused import kernels
 from utils.fused.cross_entropy import fused_cross_entropy
-from utils.fused.kernels import image_kernels, layer_kernels, loss_kernels
+from utils.fused.kernels import image_kernels, layer_kernels
 from utils.training.objective import mixed_cross_entropy
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
@@ -200,7 +200,7 @@ def test_invalid_layouts_are_refused():
     with pytest.raises(ValueError, match="contiguous"):
         layer_kernels.gelu_dropped(torch.randn(4, 3).t(), None, 1.0)
     with pytest.raises(ValueError, match="contiguous"):
-        loss_kernels.mixed_cross_entropy(torch.randn(4, 3).t(), *torch.zeros(3, 3), 0.0)
+        layer_kernels.mixed_cross_entropy(torch.randn(4, 3).t(), *torch.zeros(3, 3), 0.0)
 
 
 def test_which_tensors_get_kernels():
@@ -211,8 +211,7 @@ def test_which_tensors_get_kernels():
     assert kernels.images(last.double()) is None and kernels.images(last[:0]) is None
     assert kernels.layers(torch.ones(2, 3)) is layer_kernels
     assert kernels.layers(torch.ones(2, 3).t()) is None
-    assert kernels.loss(torch.ones(2, 3)) is loss_kernels
-    assert kernels.loss(torch.ones(1, 1 << 15)) is None
+    assert kernels.layers(torch.ones(1, 1 << 15)) is None
 
 
 def test_sizes_equal_tritons():
@@ -278,7 +277,7 @@ def test_cross_entropy(smoothing, classes, dtype):
         wanted = mixed_cross_entropy(exact, own, other, lam(drawn).double(), smoothing)
         (gradient,) = torch.autograd.grad(wanted.sum(), exact)
         weights = lam(drawn).expand_as(own)
-        ours = loss_kernels.mixed_cross_entropy(logits.detach(), own, other, weights, smoothing)
+        ours = layer_kernels.mixed_cross_entropy(logits.detach(), own, other, weights, smoothing)
         near(ours[0], wanted.detach())
         near(ours[1], gradient)
 
@@ -286,7 +285,7 @@ def test_cross_entropy(smoothing, classes, dtype):
 def test_an_invalid_target_gives_nan():
     logits, own, other, lam = batch()
     own[2], other[4] = 5, -1
-    losses, _ = loss_kernels.mixed_cross_entropy(logits.detach(), own, other, lam, 0.0)
+    losses, _ = layer_kernels.mixed_cross_entropy(logits.detach(), own, other, lam, 0.0)
     assert losses.isnan().nonzero().flatten().tolist() == [2, 4]
 
 

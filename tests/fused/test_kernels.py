@@ -38,7 +38,7 @@ def usability_unknown(monkeypatch):
 
 def test_pytorch_computes_without_triton(usability_unknown, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
-    assert kernels.images(torch.ones(2, 3, 1, 1)) is None and kernels.loss(torch.ones(2, 3)) is None
+    assert kernels.images(torch.ones(2, 3, 1, 1)) is None
     assert "Triton cannot be imported" in kernels.unusable()
 
 

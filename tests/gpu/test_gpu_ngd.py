@@ -62,9 +62,8 @@ def run(optimizer, parameters, steps: list[list[torch.Tensor]]) -> None:
         {"norm": "fixed", "weight_decay": 0.1, "decoupled": True},
         {"weight_decay": 0.1, "decoupled": True, **ROOT},
         {"weight_decay": 0.1, "decoupled": True, "adam": True},
-        {"foreach": False},
     ],
-    ids=["defaults", "channels", "decoupled", "fixed", "root", "adam", "one_by_one"],
+    ids=["defaults", "channels", "decoupled", "fixed", "root", "adam"],
 )
 def test_twenty_steps_are_those_of_the_cpu(channels_last, settings):
     results = []

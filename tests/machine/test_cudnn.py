@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend
 from toy import Classification, Precision, loader, make_trainer, network
 
 from utils.data import ahead
-from utils.machine.cudnn import prefer_flash_attention, trial_plans
+from utils.machine.backends import prefer_flash_attention, trial_plans
 from utils.models import transformer
 from utils.models.transformer import Transformer
 from utils.packed import pack

@@ -9,7 +9,7 @@ from torch import nn
 
 from utils.errors import UserError
 from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep, descend, pairs_of
-from utils.mixup.mixing import MixPlan, mix
+from utils.mixup.mixing import MixPlan
 from utils.mixup.policy import MixupPolicy
 from utils.training.objective import mixed_cross_entropy
 
@@ -167,7 +167,7 @@ def test_an_update_steps_along_the_real_gradient(exact):
     model, batch = network().eval().double(), real_batch()
     inputs, clean = batch.inputs.double(), (batch.clean[0].double(), batch.clean[1])
     lam = batch.mix_plan.lam.double()
-    mixed = mix(inputs, batch.mix_plan.partner, lam)
+    mixed = MixPlan(batch.mix_plan.partner, lam).apply(inputs)
     partners = batch.targets[batch.mix_plan.partner]
     mixed_cross_entropy(model(mixed), batch.targets, partners, lam).mean().backward()
     batch.inputs = inputs

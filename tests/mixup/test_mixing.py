@@ -17,7 +17,6 @@ from utils.mixup.mixing import (
     area_outside,
     cut_boxes,
     draw_partners,
-    mix,
     paste,
 )
 
@@ -35,7 +34,7 @@ def draws_of(mixing, n=12, epoch=0, step=0, seed=0):
 
 def test_mixed_inputs_have_the_exact_values():
     inputs = torch.tensor([[0.0, 4.0], [8.0, 16.0], [32.0, 64.0]])
-    mixed = mix(inputs, torch.tensor([2, 0, 1]), torch.tensor([0.25, 0.5, 1.0]))
+    mixed = MixPlan(torch.tensor([2, 0, 1]), torch.tensor([0.25, 0.5, 1.0])).apply(inputs)
     assert mixed.tolist() == [[24.0, 49.0], [4.0, 10.0], [32.0, 64.0]]
 
 
@@ -45,15 +44,15 @@ def test_lambda_1_and_0_give_one_of_the_two_to_the_bit(shape, dtype):
     inputs = torch.randn(shape).to(dtype)
     partner = torch.randperm(shape[0])
     ones = torch.ones(shape[0])
-    assert torch.equal(mix(inputs, partner, ones), inputs)
-    assert torch.equal(mix(inputs, partner, 0 * ones), inputs[partner])
+    assert torch.equal(MixPlan(partner, ones).apply(inputs), inputs)
+    assert torch.equal(MixPlan(partner, 0 * ones).apply(inputs), inputs[partner])
 
 
 def test_channels_last_stays():
     inputs = pictures().to(memory_format=torch.channels_last)
     partner, lam = torch.randperm(6), torch.rand(6)
     box = torch.tensor(cut_boxes(lam.numpy(), np.full((2, 6), 0.5), 8, 10))
-    for mixed in (mix(inputs, partner, lam), paste(inputs, partner, box)):
+    for mixed in (MixPlan(partner, lam).apply(inputs), paste(inputs, partner, box)):
         assert mixed.is_contiguous(memory_format=torch.channels_last)
 
 

@@ -15,7 +15,8 @@ from stand_in_for_apex import MADE
 from resnet50_test import Settings
 from utils.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
 from utils.exchange import Exchange
-from utils.optim import apex_steps, found_inf
+from utils.optim import apex as own_apex
+from utils.optim import found_inf
 from utils.optim.factory import is_capturable
 from utils.optim.table import OPTIMIZERS
 from utils.settings.config import parse
@@ -29,14 +30,14 @@ PLAIN = {"fusedadam": "adamw", "fusedlamb": "lamb", "fusedsgd": "sgd"}
 def apex(monkeypatch):
     stand_in_for_apex.install(monkeypatch)
     yield
-    apex_steps._classes.cache_clear()
+    own_apex.classes.cache_clear()
 
 
 def made(name, apex: bool):
     """A model, and an optimizer of this name by the stand-in or by our own."""
     with pytest.MonkeyPatch.context() as patch:
         if not apex:
-            patch.setattr(apex_steps, "on_gpu", lambda parameter: False)
+            patch.setattr(own_apex, "on_gpu", lambda parameter: False)
         model = small_model(True, torch.float32)
         optimizer = build(name, model)
     assert isinstance(optimizer, stand_in_for_apex._Plain) is apex
@@ -132,7 +133,7 @@ def test_a_line_says_what_computes_the_steps(apex, name):
     doubles = [{"params": list(small_model().parameters())}]
     assert "the same formula: Apex's kernels take" in entry.remark(doubles)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(apex_steps, "on_gpu", lambda parameter: False)
+        patch.setattr(own_apex, "on_gpu", lambda parameter: False)
         assert "Apex's kernels are for GPUs" in entry.remark(groups)
         patch.undo()
     with pytest.MonkeyPatch.context() as patch:
@@ -150,13 +151,13 @@ class Broken:
 
 
 def test_why_apex_cannot_be_had(monkeypatch):
-    assert apex_steps.missing() == "Apex is not installed"
+    assert own_apex.missing() == "Apex is not installed"
     parts = stand_in_for_apex.modules()
     monkeypatch.setitem(sys.modules, "apex", parts["apex"])
-    assert apex_steps.missing() == "Apex is installed without its CUDA extension"
+    assert own_apex.missing() == "Apex is installed without its CUDA extension"
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
     importlib.invalidate_caches()
-    assert apex_steps.missing() == "Apex cannot be loaded (libc10.so: undefined symbol)"
+    assert own_apex.missing() == "Apex cannot be loaded (libc10.so: undefined symbol)"
 
 
 class Divided(Exchange):

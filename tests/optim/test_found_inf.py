@@ -8,14 +8,13 @@ import timm.optim
 import torch
 from flags_of_a_gpu import flags_as_on_a_gpu
 from optimizer_tools import backward, bits, build, poison, same, small_model
-from own_optimizers import OWN
 
-from utils.optim import found_inf, lookahead
+from utils.optim import found_inf
 from utils.optim.factory import parameter_groups
 from utils.optim.found_inf import HonoursFoundInf, LateFlag
 
 OURS = ["lamb", "muon", "madgrad", "fusednovograd"]
-CASES = ["a library's", *OURS, *(f"lookahead {name}" for name in OWN)]
+CASES = ["a library's", *OURS]
 
 
 class Library(HonoursFoundInf, timm.optim.MADGRAD):
@@ -29,9 +28,9 @@ def make(name: str, model):
 
 
 def late_step(optimizer, flag) -> None:
-    """A step whose flag only the device knows. (Not in NGD, which counts such steps.)"""
+    """A step whose flag only the device knows. (Not in NGD and Lookahead, which count it.)"""
     optimizer.found_inf = flag
-    with flags_as_on_a_gpu(found_inf, lookahead):
+    with flags_as_on_a_gpu(found_inf):
         optimizer.step()
     optimizer.found_inf = None
 
@@ -77,7 +76,7 @@ def test_weights_are_right_at_once_and_counts_when_they_are_needed():
 
 def test_a_loaded_state_is_not_undone():
     model = small_model(True, torch.float32)
-    optimizer = build("lookahead lamb", model)
+    optimizer = make("a library's", model)
     for step in range(2):
         backward(model, step)
         optimizer.step()
@@ -101,7 +100,7 @@ def test_a_late_flag_has_its_value_at_the_time_of_its_step():
     assert undone == ["first"]
 
 
-@pytest.mark.parametrize("name", ["a library's", *OURS])
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("way", ["pickle", "deepcopy"])
 def test_a_copy_takes_the_same_steps(name, way):
     model = small_model(True, torch.float32)

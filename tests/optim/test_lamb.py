@@ -11,7 +11,7 @@ from torch import nn
 
 from utils.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
 from utils.optim.factory import parameter_groups
-from utils.optim.lamb_steps import Lamb, trust_ratios
+from utils.optim.norm_steps import Lamb, trust_ratios
 
 
 def timms(model: nn.Module, bias_correction: bool, decay_all: bool):

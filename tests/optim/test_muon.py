@@ -15,8 +15,7 @@ from utils.checkpoints.optimizer_state import optimizer_tensors, restore_optimiz
 from utils.optim import muon_steps
 from utils.optim.factory import parameter_groups
 from utils.optim.muon import make
-from utils.optim.muon_steps import Muon, is_matrix
-from utils.optim.newton_schulz import COEFFICIENTS
+from utils.optim.muon_steps import COEFFICIENTS, Muon, is_matrix
 
 LR, DECAY, MOMENTUM = 0.05, 0.1, 0.95
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from toy import CPU, network
 
-from utils.models.dropout import Dropout
+from utils.fused.dropout import Dropout
 from utils.runs.make_trainer import run_facts
 from utils.training.freeze import Freeze
 from utils.training.objective import Precision

@@ -2,7 +2,7 @@ import pytest
 import torch
 from fake_cuda import fake_cuda
 
-from utils.machine.cudnn import prefer_flash_attention
+from utils.machine.backends import prefer_flash_attention
 
 
 @pytest.fixture

@@ -32,6 +32,12 @@ def fuse(model: nn.Module, mode: str) -> nn.Module:
     return model
 
 
+def refuse_second_derivative() -> None:
+    """To be called in the backward pass; `once_differentiable` would silently drop terms."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("fused modules have no second derivative: use --fused none")
+
+
 def is_fused(module: nn.Module, parameter: torch.Tensor) -> bool:
     """Whether `module` takes its fused path; `parameter` is one of its parameters, as seen by the
     call.

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from utils.fused import refuse_second_derivative
 from utils.fused.batch_norm import (
     BatchNormOutput,
     ReluBackward,
@@ -236,8 +237,7 @@ class _Block(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        if torch.is_grad_enabled():  # `once_differentiable` would silently drop terms
-            raise RuntimeError("fused blocks have no second derivative: use --fused none")
+        refuse_second_derivative()
         plan, saved = ctx.plan, _Saved(ctx)
         units, depth = plan.units, plan.depth
         needs_x, needs = ctx.needs_input_grad[4], ctx.needs_input_grad[5:]

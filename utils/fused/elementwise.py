@@ -11,20 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from utils.fused import kernels
-from utils.fused.dropout import draw_mask
+from utils.fused.dropout import Mask
 
 aten = torch.ops.aten
-
-
-class Mask(NamedTuple):
-    """A dropout mask (see dropout.py)."""
-
-    kept: Tensor | None  # None: nothing is dropped
-    factor: float
-
-    @classmethod
-    def draw(cls, x: Tensor, rate: float) -> "Mask":
-        return cls(*draw_mask(x, rate))
 
 
 class LayerNormParameters(NamedTuple):

@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from utils.fused import refuse_second_derivative
+from utils.fused.dropout import Mask
 from utils.fused.elementwise import (
     LayerNormParameters,
-    Mask,
     add_dropped,
     add_norm,
     add_norm_backward,
@@ -59,11 +60,6 @@ def _product_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if half else x.dtype
 
 
-def _refuse_second_derivative() -> None:
-    if torch.is_grad_enabled():  # `once_differentiable` would silently drop terms
-        raise RuntimeError("fused layers have no second derivative: use --fused none")
-
-
 def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.linear(x, weight.to(x.dtype), bias.to(x.dtype))
 
@@ -86,7 +82,7 @@ class _NormLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        _refuse_second_derivative()
+        refuse_second_derivative()
         x, normal, mean, inverse, scale, shift, weight, bias = ctx.saved_tensors
         layer = LayerNormParameters(scale, shift, ctx.eps)
         if normal is None:
@@ -121,7 +117,7 @@ class _FeedForward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        _refuse_second_derivative()
+        refuse_second_derivative()
         z, mean, inverse, hidden, normal, activated, *saved = ctx.saved_tensors
         branch_mask, hidden_mask, y_mask = (Mask(kept, ctx.factor) for kept in saved[:3])
         scale, shift, w1, b1, w2, b2 = saved[3:]

@@ -20,7 +20,7 @@ from utils.inference.export_samples import (
     samples_for,
 )
 from utils.inference.onnx_session import OnnxSession, one_line
-from utils.machine.silence import silenced
+from utils.machine.packages import silenced
 from utils.weights.card import ModelCard, TextCard
 
 # Largest differences in float32 between PyTorch and another engine: of probabilities, and of their

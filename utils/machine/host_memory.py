@@ -1,4 +1,7 @@
-"""Host memory: how much is available, and whether the C library keeps or returns freed memory."""
+"""Host memory: how much is available, and whether the C library keeps or returns freed memory.
+
+`root` is that of the file system whose /proc and /sys are read.
+"""
 
 import ctypes
 import os
@@ -6,7 +9,7 @@ import resource
 import sys
 from pathlib import Path
 
-from utils.machine.cgroups import cgroups_with
+from utils.machine.cores import cgroups_with
 
 # Limits from here on mean "no limit" in cgroup v1; v2 says "max".
 NO_LIMIT = 1 << 60
@@ -64,9 +67,6 @@ def peak_rss() -> int:
 def available_memory(root: Path = Path("/")) -> float:
     """Bytes that can still be allocated: available on the system, or within the limits of this
     process's cgroups (v1 or v2), whichever is less. Infinity if the system does not report it.
-
-    Args:
-        root: of the file system whose /proc and /sys are read.
     """
     return min([_system_available(root), *_groups_available(root)])
 

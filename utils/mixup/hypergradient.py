@@ -26,13 +26,14 @@ runs in full float32, whatever the process has set, at the cost of running witho
 exception is `gradient_at`: v need not be more accurate than any other gradient.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from utils.machine.float32 import float32_products
+from utils.machine.backends import float32_products
 from utils.mixup.branches import Branches
 
 Weights = list[Tensor]
@@ -63,15 +64,8 @@ def exact_hypergradient(
     Returns:
         (n,).
     """
-    weights = [weight.detach().requires_grad_() for weight in weights]
-    lam = lam.detach().requires_grad_()
-    with (
-        torch.enable_grad(),
-        sdpa_kernel(SDPBackend.MATH),
-    ):  # fused attention has no second derivative
-        gradient = torch.autograd.grad(
-            mixed(weights, lam), weights, create_graph=True, materialize_grads=True
-        )
+    with _second_derivatives():
+        weights, lam, gradient = _leaves_and_gradient(mixed, weights, lam)
         stepped = [w - lr * g for w, g in zip(weights, gradient, strict=True)]  # w'
         return torch.autograd.grad(clean(stepped), lam, materialize_grads=True)[0]
 
@@ -83,14 +77,26 @@ def exact_product(
     """v . d grad_w mixed(w, lambda) / d lambda, in the shape of `lam`, by a second backward pass.
 
     If the loss is a sum over several mixed batches, each batch's product is computed by itself."""
-    weights = [weight.detach().requires_grad_() for weight in weights]
-    lam = lam.detach().requires_grad_()
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        gradient = torch.autograd.grad(
-            mixed(weights, lam), weights, create_graph=True, materialize_grads=True
-        )
+    with _second_derivatives():
+        _, lam, gradient = _leaves_and_gradient(mixed, weights, lam)
         product = sum((g * part).sum() for g, part in zip(gradient, v, strict=True))
         return torch.autograd.grad(product, lam, materialize_grads=True)[0]
+
+
+@contextlib.contextmanager
+def _second_derivatives() -> Iterator[None]:
+    """Fused attention has none."""
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+def _leaves_and_gradient(mixed, weights: Weights, lam: Tensor) -> tuple[Weights, Tensor, Weights]:
+    """w and lambda, and grad_w mixed(w, lambda), which can be differentiated by both."""
+    weights = [weight.detach().requires_grad_() for weight in weights]
+    lam = lam.detach().requires_grad_()
+    loss = mixed(weights, lam)
+    gradient = torch.autograd.grad(loss, weights, create_graph=True, materialize_grads=True)
+    return weights, lam, list(gradient)
 
 
 @float32_products("float32")

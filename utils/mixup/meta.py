@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from utils.errors import UserError
-from utils.exchange import Exchange
+from utils.exchange import Exchange, ModelTensors
 from utils.mixup.hypergradient import (
     Weights,
     exact_hypergradient,
@@ -32,7 +32,6 @@ from utils.mixup.hypergradient import (
 )
 from utils.mixup.mixing import MixPlan, mix_pairs
 from utils.mixup.policy import MixupPolicy
-from utils.model_tensors import ModelTensors
 
 CleanBatch = tuple[Tensor | tuple, Tensor]  # inputs and targets
 
@@ -198,12 +197,8 @@ class VirtualStep:
 
 
 class PolicyMixup:
-    """Lambda from a policy, which is updated in the steps whose batches have clean samples.
-
-    Args:
-        policy: on the model's device.
-        virtual: computes the hypergradients.
-    """
+    """Lambda from a policy on the model's device, which is updated in the steps whose batches have
+    clean samples; `virtual` computes the hypergradients."""
 
     def __init__(self, policy: MixupPolicy, virtual: VirtualStep):
         self.policy, self.virtual = policy, virtual
@@ -262,7 +257,6 @@ class SampleMixup:
     """A lambda for every pair: from a random start, one step down the hypergradient. Has no state.
 
     Args:
-        virtual: computes the hypergradients.
         step: root mean square of the changes of lambda in a micro-batch. The hypergradient has no
             natural scale, so a learning rate would mean nothing.
     """

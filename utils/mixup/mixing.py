@@ -10,8 +10,9 @@ takes its slice as a `MixPlan` on its device, which the objective applies.
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -30,19 +31,14 @@ CUTMIX_FRACTION = 0.5
 # ---- the mathematics --------------------------------------------------------------------------
 
 
-def mix(inputs: Tensor, partner: Tensor, lam: Tensor) -> Tensor:
+def mix_pairs(own: Tensor, other: Tensor, lam: Tensor) -> Tensor:
     """x_i <- lam_i x_i + (1 - lam_i) x_p(i); with lam_i = 1 x_i stays the same to the bit.
 
     Args:
-        inputs: (n, ...) floating point: images, embeddings or sentence representations.
-        partner: (n,) int64.
+        own, other: (n, ...) floating point: images, embeddings or sentence representations; those
+            of the samples x_i and of their partners x_p(i).
         lam: (n,), 0 to 1; differentiable.
     """
-    return mix_pairs(inputs, inputs[partner], lam)
-
-
-def mix_pairs(own: Tensor, other: Tensor, lam: Tensor) -> Tensor:
-    """lam own + (1 - lam) other; (n, ...), (n, ...), (n,)."""
     return torch.lerp(other, own, lam.to(own.dtype).view(-1, *(1,) * (own.ndim - 1)))
 
 
@@ -124,7 +120,7 @@ class MixPlan(NamedTuple):
     def apply(self, inputs: Tensor) -> Tensor:
         """(n, ...) -> (n, ...), mixed."""
         if self.box is None:
-            return mix(inputs, self.partner, self.lam)
+            return mix_pairs(inputs, inputs[self.partner], self.lam)
         return paste(inputs, self.partner, self.box)
 
     def with_lam(self, lam: Tensor) -> MixPlan:
@@ -180,6 +176,7 @@ class Draws(NamedTuple):
         return MixPlan(partner, lam, box, self.lam_pending, update_pairs, self.update_total)
 
 
+@dataclass(kw_only=True, eq=False)
 class Mixing:
     """Draws how the samples of each step are mixed.
 
@@ -206,40 +203,30 @@ class Mixing:
             the step is not mixed. None: always 1.
     """
 
-    def __init__(
-        self,
-        *,
-        alpha: float = 0.0,
-        cutmix_alpha: float = 0.0,
-        probability: float = 1.0,
-        per_sample: bool = False,
-        per_block: bool = False,
-        block: int,
-        off_epoch: int | None = None,
-        different_classes: bool = False,
-        height: int = 1,
-        width: int = 1,
-        meta_form: str | None = None,
-        clean_samples: int = 0,
-        update_every: int = 1,
-        strength: Callable[[int], float] | None = None,
-    ):
-        if alpha < 0 or cutmix_alpha < 0 or not alpha + cutmix_alpha:
+    alpha: float = 0.0
+    cutmix_alpha: float = 0.0
+    probability: float = 1.0
+    per_sample: bool = False
+    per_block: bool = False
+    block: int
+    off_epoch: int | None = None
+    different_classes: bool = False
+    height: int = 1
+    width: int = 1
+    meta_form: str | None = None
+    clean_samples: int = 0
+    update_every: int = 1
+    strength: Callable[[int], float] | None = None
+
+    def __post_init__(self):
+        if self.alpha < 0 or self.cutmix_alpha < 0 or not self.alpha + self.cutmix_alpha:
             raise ValueError("alpha or cutmix_alpha must be above 0, and none below")
-        if meta_form not in (None, "policy", "sample"):
-            raise ValueError(f"meta_form is None, 'policy' or 'sample', not {meta_form!r}")
-        self.alpha, self.cutmix_alpha, self.probability = alpha, cutmix_alpha, probability
-        self.per_sample, self.per_block = per_sample, per_block
-        self.block, self.off_epoch = block, off_epoch
-        self.different_classes, self.height, self.width = different_classes, height, width
-        self.meta_form, self.clean_samples = meta_form, clean_samples
-        self.update_every, self.strength = update_every, strength
+        if self.meta_form not in (None, "policy", "sample"):
+            raise ValueError(f"meta_form is None, 'policy' or 'sample', not {self.meta_form!r}")
 
     def with_block(self, block: int) -> Mixing:
         """The same, with partners within blocks of another size."""
-        other = copy.copy(self)
-        other.block = block
-        return other
+        return dataclasses.replace(self, block=block)
 
     def check(self, samples: int, step_size: int) -> None:
         """Raises UserError where an epoch of `samples` leaves no clean samples outside a step."""

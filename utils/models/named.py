@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,22 +43,8 @@ def timm_names(pattern: str = "*") -> list[str]:
     return names
 
 
-def own_vit(
-    classes: int,
-    height: int,
-    width: int,
-    channels: int,
-    *,
-    patch_size: int,
-    layers: int,
-    dim: int,
-    heads: int,
-    ffn: int,
-    pooling: str,
-    positions: str,
-    arguments: Mapping[str, object],
-) -> nn.Module:
-    """A `ViT` (utils/models/vit.py) of these sizes.
+def own_vit(classes: int, *, patch_size: int, arguments: Mapping[str, Any], **sizes) -> nn.Module:
+    """A `ViT` (utils/models/vit.py), of whose arguments the `sizes` are.
 
     Args:
         arguments: more of timm's VisionTransformer.
@@ -71,10 +58,7 @@ def own_vit(
         if name in SET_BY:
             raise UserError(f"--model_kwargs {name}: with --model vit {SET_BY[name]} decides it")
     try:
-        return ViT(
-            classes, height, width, channels, patch_size, layers, dim, heads, ffn, pooling,
-            positions, **arguments,
-        )  # fmt: skip
+        return ViT(classes, patch=patch_size, **sizes, **arguments)
     except Exception as error:
         raise UserError(f"--model vit{_given(arguments)}: {_one_line(error)}") from None
 

@@ -76,67 +76,70 @@ class DropPath(nn.Module):
         return f"rate={self.rate:.3f}"
 
 
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions; (n, inputs, h, w) -> (n, width, h / stride, w / stride)."""
+class Block(nn.Module):
+    """Convolutions conv1, conv2, ..., each with its BatchNorm bn1, bn2, ..., and a shortcut around
+    all; (n, inputs, h, w) -> (n, expansion * width, h / stride, w / stride).
 
-    expansion = 1
-    last_norm = "bn2"  # the one before the shortcut is added
+    Args:
+        downsample: the shortcut; None: the input itself.
+        drop_path: the rate.
+    """
+
+    expansion: int
     fused = "none"  # see utils/fused
 
     def __init__(
         self, inputs: int, width: int, stride: int, downsample: nn.Module | None, drop_path: float
     ):
         super().__init__()
-        self.conv1 = _conv3x3(inputs, width, stride)
-        self.bn1 = nn.BatchNorm2d(width)
+        self.names = []
+        for number, conv in enumerate(self.convolutions(inputs, width, stride), 1):
+            self.names.append((f"conv{number}", f"bn{number}"))
+            self.add_module(f"conv{number}", conv)
+            self.add_module(f"bn{number}", nn.BatchNorm2d(conv.out_channels))
         self.relu = nn.ReLU(inplace=True)
-        self.conv2 = _conv3x3(width, width)
-        self.bn2 = nn.BatchNorm2d(width)
         self.downsample = downsample
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
+    @staticmethod
+    def convolutions(inputs: int, width: int, stride: int) -> list[nn.Conv2d]:
+        raise NotImplementedError
+
+    @property
+    def last_norm(self) -> nn.Module:
+        """The one before the shortcut is added."""
+        return getattr(self, self.names[-1][1])
+
     def forward(self, x: Tensor, chain: Chain | None = None) -> Tensor:
-        if is_fused(self, self.conv1.weight):
-            units = [(self.conv1, self.bn1), (self.conv2, self.bn2)]
+        units = [(getattr(self, conv), getattr(self, norm)) for conv, norm in self.names]
+        if is_fused(self, units[0][0].weight):
             shortcut = self.downsample or "input"
             return fused_block(x, units, shortcut, self.drop_path, chain, self.fused)
         shortcut = x if self.downsample is None else self.downsample(x)
-        x = self.relu(self.bn1(self.conv1(x)))
-        x = self.bn2(self.conv2(x))
-        return self.relu(self.drop_path(x) + shortcut)
+        for conv, norm in units[:-1]:
+            x = self.relu(norm(conv(x)))
+        conv, norm = units[-1]
+        return self.relu(self.drop_path(norm(conv(x))) + shortcut)
 
 
-class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1; (n, inputs, h, w) -> (n, 4 * width, h / stride, w / stride)."""
+class BasicBlock(Block):
+    """3x3, 3x3."""
+
+    expansion = 1
+
+    @staticmethod
+    def convolutions(inputs: int, width: int, stride: int) -> list[nn.Conv2d]:
+        return [_conv3x3(inputs, width, stride), _conv3x3(width, width)]
+
+
+class Bottleneck(Block):
+    """1x1, 3x3, 1x1."""
 
     expansion = 4
-    last_norm = "bn3"
-    fused = "none"
 
-    def __init__(
-        self, inputs: int, width: int, stride: int, downsample: nn.Module | None, drop_path: float
-    ):
-        super().__init__()
-        self.conv1 = _conv1x1(inputs, width)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = _conv3x3(width, width, stride)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = _conv1x1(width, width * self.expansion)
-        self.bn3 = nn.BatchNorm2d(width * self.expansion)
-        self.relu = nn.ReLU(inplace=True)
-        self.downsample = downsample
-        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
-
-    def forward(self, x: Tensor, chain: Chain | None = None) -> Tensor:
-        if is_fused(self, self.conv1.weight):
-            units = [(self.conv1, self.bn1), (self.conv2, self.bn2), (self.conv3, self.bn3)]
-            shortcut = self.downsample or "input"
-            return fused_block(x, units, shortcut, self.drop_path, chain, self.fused)
-        shortcut = x if self.downsample is None else self.downsample(x)
-        x = self.relu(self.bn1(self.conv1(x)))
-        x = self.relu(self.bn2(self.conv2(x)))
-        x = self.bn3(self.conv3(x))
-        return self.relu(self.drop_path(x) + shortcut)
+    @staticmethod
+    def convolutions(inputs: int, width: int, stride: int) -> list[nn.Conv2d]:
+        return [_conv1x1(inputs, width), _conv3x3(width, width, stride), _conv1x1(width, 4 * width)]
 
 
 class Stage(nn.Sequential):
@@ -209,7 +212,7 @@ class ResNet(nn.Module):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             elif zero_init_residual and isinstance(module, block):
-                nn.init.zeros_(getattr(module, block.last_norm).weight)
+                nn.init.zeros_(module.last_norm.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         chain = None

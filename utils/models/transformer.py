@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from utils.fused import is_fused
+from utils.fused.dropout import Dropout, dropout
 from utils.fused.transformer import feed_forward, norm_linear
-from utils.models.dropout import Dropout, dropout
 from utils.models.text_layout import Layout, grid_layout, packed_layout, rows_for
 from utils.packed import PackedTokens
 

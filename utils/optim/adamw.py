@@ -4,24 +4,59 @@ The learning rate is about the change of a weight in a step; weight decay shrink
 times the learning rate.
 """
 
-from __future__ import annotations
-
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from utils.optim.adam_flags import AdamFlags, betas_of
-from utils.optim.entry import OptimizerEntry, Range
+from utils.errors import UserError
+from utils.optim.entry import OptimizerEntry, Range, optimizer_flag
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
+@dataclass
+class AdamFlags:
+    betas: str = optimizer_flag(
+        "0.9,0.999",
+        "Decay in each step of the averages of the gradient and of its square or norm, with adamw, "
+        "lamb, fusedadam, fusedlamb and fusednovograd",
+        many=True,
+    )
+    eps: float | None = optimizer_flag(
+        None,
+        "Added to the root of the averaged square, with adamw, lamb, fusedadam and fusedlamb, or "
+        "to the averaged norm, with fusednovograd",
+        above=0,
+        default_text="1e-8; 1e-6 with lamb and fusedlamb",
+    )
+
+
+def betas_of(text: str) -> tuple[float, float]:
+    """The two numbers of `--betas`. Raises UserError."""
+    try:
+        first, second = map(float, text.split(","))
+    except ValueError:
+        first = second = -1.0
+    if not (0 <= first < 1 and 0 <= second < 1):
+        raise UserError(f"--betas {text}: two numbers of 0 or more and below 1, as in 0.9,0.999")
+    return first, second
+
+
 def make(
-    groups: list[dict], *, lr: float, betas: str = "0.9,0.999", eps: float | None = None
-) -> Optimizer:
+    groups: list[dict],
+    *,
+    lr: float,
+    betas: str = "0.9,0.999",
+    eps: float | None = None,
+    kind: Callable[..., "Optimizer"] | None = None,
+) -> "Optimizer":
+    """`kind`: the class; None: PyTorch's."""
     import torch
 
-    eps = 1e-8 if eps is None else eps
-    return torch.optim.AdamW(groups, lr=lr, betas=betas_of(betas), eps=eps, fused=True)
+    kind = kind or functools.partial(torch.optim.AdamW, fused=True)
+    return kind(groups, lr=lr, betas=betas_of(betas), eps=1e-8 if eps is None else eps)
 
 
 ADAMW = OptimizerEntry(

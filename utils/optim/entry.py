@@ -121,11 +121,8 @@ class OptimizerEntry:
         return {name: getattr(settings, name) for name in self.own}
 
     def defaults(self, texts: bool = False, **own) -> dict[str, float | None]:
-        """Learning rate, weight decay and momentum that are used if the user sets none.
-
-        Args:
-            texts: a text classifier is trained.
-        """
+        """Learning rate, weight decay and momentum that are used if the user sets none, for a text
+        classifier if `texts`."""
         lr = self.lr if self.lr_of_texts is None or not texts else self.lr_of_texts
         return {"lr": lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
 
@@ -142,12 +139,7 @@ class OptimizerEntry:
         return self.capturable
 
     def remark(self, groups: list[dict], exchange: Exchange | None = None) -> str:
-        """A line on what computes its steps, if its name does not say so.
-
-        Args:
-            groups: of the optimizer.
-            exchange: with the other ranks; None: a single process.
-        """
+        """A line on what computes its steps, if its name does not say so."""
         return ""
 
     def products(self, precision: str) -> dict[str, object]:

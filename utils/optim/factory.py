@@ -97,9 +97,7 @@ def build_optimizer(
     `step()`: a float tensor of shape () on the device. If it is 1, parameters and optimizer state
     stay as they were, even at the first step. The device never waits for the host, nor the host for
     the current step.
-    Lookahead, which counts on the host, reads the flag a step later (see found_inf.py): after a
-    flagged step its `state_dict()` is right at once, the count in its groups only after the next
-    step. Each parameter group keeps the peak learning rate as `base_lr` for the schedule.
+    Each parameter group keeps the peak learning rate as `base_lr` for the schedule.
 
     Args:
         lr, weight_decay: as the optimizer's file defines them.

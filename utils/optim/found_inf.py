@@ -4,7 +4,6 @@ If this flag, a float tensor () on the device, is not 0, a step must leave no tr
 of the table see to that on the device. For any other class there is `HonoursFoundInf` (see
 tests/worked_example/lion.py): it restores tensors on the device by selection, within the step, and
 numbers on the host (a step count, say) at the next step, since the host does not need them earlier.
-Lookahead restores its count likewise.
 """
 
 from __future__ import annotations

@@ -8,13 +8,18 @@
 for each parameter. m' and v' are m and v, corrected for their start at 0 or, without bias
 correction, as they are. The learning rate is about the relative change of a parameter in a step.
 Parameters without weight decay take plain Adam steps. Where |w| or |u| is 0 the ratio is 1.
+
+timm's class, which computes the same, counts steps on the host, knows no `found_inf`, and takes the
+norms of whatever part of a parameter it is given.
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from utils.optim.adam_flags import AdamFlags, betas_of
-from utils.optim.entry import NORMS, OptimizerEntry, Range, optimizer_flag
+from utils.optim.adamw import ADAMW, AdamFlags, betas_of
+from utils.optim.entry import NORMS, OptimizerEntry, optimizer_flag
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -39,16 +44,19 @@ def make(
     eps: float | None = None,
     lamb_bias_correction: bool = True,
     exchange: "Exchange | None" = None,
+    kind: Callable[..., "Optimizer"] | None = None,
 ) -> "Optimizer":
-    from utils.optim.lamb_steps import Lamb
+    """`kind`: the class; None: this program's own, the one to which `exchange` matters."""
+    if kind is None:
+        from utils.optim.norm_steps import Lamb
 
-    return Lamb(
+        kind = functools.partial(Lamb, exchange=exchange)
+    return kind(
         groups,
         lr=lr,
         betas=betas_of(betas),
         eps=1e-6 if eps is None else eps,
         bias_correction=lamb_bias_correction,
-        exchange=exchange,
     )
 
 
@@ -65,8 +73,5 @@ LAMB = OptimizerEntry(
     takes_exchange=True,
     group_state=("step",),
     capturable=True,
-    ranges={
-        "lr": (Range(1e-4, 0.02, grid=(3e-4, 1e-3, 3e-3)),),
-        "weight_decay": (Range(1e-3, 0.5, grid=(0.01, 0.05, 0.2)),),
-    },
+    ranges=ADAMW.ranges,
 )

@@ -1,8 +1,7 @@
 """Lookahead: slow weights that follow those of any optimizer every few steps.
 
-timm's Lookahead cannot be used here. Its slow weights start as a copy of the fast ones at the first
-synchronisation, which therefore has no effect; it counts steps that the device leaves out
-(`found_inf`); and it does not pass `found_inf` on.
+timm's Lookahead cannot be used here: its slow weights start as a copy of the fast ones at the first
+synchronisation, which therefore has no effect, and it does not pass `found_inf` on.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from utils.optim.found_inf import LateFlag, is_on_host
+from utils.optim.found_inf import is_on_host
 
 SLOW, COUNT = "slow_weight", "lookahead_step"  # keys in the state, and in the parameter groups
 
@@ -24,8 +23,8 @@ class Lookahead(Optimizer):
     (2019), arXiv:1907.08610, algorithm 1.
 
     The state is that of `optimizer` plus the slow weights. The parameter groups are those of
-    `optimizer`; they also hold the step count. Honours `found_inf` if `optimizer` does: a step at
-    which it is 1 does not count.
+    `optimizer`; they also hold the step count. Honours `found_inf` if `optimizer` does. (On a GPU
+    skipped steps count, too, since the host does not know of them.)
 
     Args:
         optimizer: must honour `found_inf` if that is ever set.
@@ -47,36 +46,23 @@ class Lookahead(Optimizer):
 
     def __getstate__(self) -> dict:
         """For pickle and deepcopy; without hooks, as in any optimizer."""
-        self._late.settle()
         return {name: getattr(self, name) for name in ("optimizer", "k", "alpha", "_slow")}
-
-    def __setstate__(self, state: dict) -> None:
-        super().__setstate__(state)
-        self._late = LateFlag()
 
     @torch.no_grad()
     def step(self, closure=None):
-        self._late.settle()
         flag = self.optimizer.found_inf = self.found_inf
         loss = self.optimizer.step(closure)
         if flag is not None and is_on_host(flag):
             if flag:
                 return loss
             flag = None
-        self._follow(flag)
+        self._count(self.param_groups[0][COUNT] + 1)
+        if self.param_groups[0][COUNT] % self.k == 0:
+            self._synchronize(flag)
         return loss
 
-    def _follow(self, flag: Tensor | None) -> None:
-        """Counts a step, and synchronizes if it is due. `flag`: not 0 if the step was left out;
-        None: it was taken."""
-        before = self.param_groups[0][COUNT]
-        self._count(before + 1)
-        if (before + 1) % self.k == 0:
-            self._synchronize(flag)
-        if flag is not None:
-            self._late.expect(flag, lambda: self._count(before))
-
     def _synchronize(self, flag: Tensor | None) -> None:
+        """`flag`: not 0 if the step was left out; None: it was taken."""
         fast, slow = list(self._slow), list(self._slow.values())
         new = torch._foreach_lerp(slow, fast, self.alpha)
         if flag is None:
@@ -118,26 +104,16 @@ class Lookahead(Optimizer):
         self._count(self.param_groups[0][COUNT])
 
     def state_dict(self) -> dict:
-        for hook in self._optimizer_state_dict_pre_hooks.values():
-            hook(self)
-        self._late.settle()
         saved = self.optimizer.state_dict()
         keys = [key for group in saved["param_groups"] for key in group["params"]]
         state = {key: dict(saved["state"].get(key, {})) for key in keys}
         for key, parameter in zip(keys, self._parameters(), strict=True):
             state[key][SLOW] = self._slow[parameter]
-        saved = saved | {"state": state}
-        for hook in self._optimizer_state_dict_post_hooks.values():
-            changed = hook(self, saved)
-            saved = saved if changed is None else changed
-        return saved
+        return saved | {"state": state}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict) -> None:
         """Raises KeyError if the state has no slow weights."""
-        for hook in self._optimizer_load_state_dict_pre_hooks.values():
-            changed = hook(self, state_dict)
-            state_dict = state_dict if changed is None else changed
         keys = [key for group in state_dict["param_groups"] for key in group["params"]]
         slow = [state_dict["state"][key][SLOW] for key in keys]
         state = {
@@ -147,8 +123,5 @@ class Lookahead(Optimizer):
         # An optimizer that has no state for a parameter yet must not find an empty one.
         state = {key: values for key, values in state.items() if values}
         self.optimizer.load_state_dict(state_dict | {"state": state})
-        self._late = LateFlag()
         for parameter, value in zip(self._parameters(), slow, strict=True):
             self._slow[parameter].copy_(value)
-        for hook in self._optimizer_load_state_dict_post_hooks.values():
-            hook(self)

@@ -3,18 +3,21 @@ parameters, and the host never waits for the device."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
 from utils.optim.multi_tensor import (
+    Flags,
     MultiTensor,
+    Parameters,
     add_step,
     by_steps,
     flat_gradients,
     flat_like,
     unless_left_out,
 )
-from utils.optim.parameters import Flags, Parameters
 
 EPSILON = 1e-6
 
@@ -25,16 +28,9 @@ class Madgrad(MultiTensor):
     State of a parameter: `s` and `grad_sum_sq`, and with momentum `x0`, of its shape; `step`, a
     float32 tensor () that parameters share, without the steps that were left out. A step takes as
     much memory as the weights.
-
-    Args:
-        params: parameters or groups with `weight_decay`.
-        lr: learning rate.
-        momentum: from 0 to below 1.
-        weight_decay: default of the groups.
     """
 
-    def __init__(self, params, lr: float, momentum: float = 0.9, weight_decay: float = 0.0):
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+    DEFAULTS: ClassVar[dict] = {"momentum": 0.9, "weight_decay": 0.0}
 
     def prepare(self, group: dict, parameters: list[Tensor]) -> list[Parameters]:
         cohorts = by_steps(parameters, self.state)

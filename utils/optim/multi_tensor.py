@@ -1,37 +1,131 @@
-"""What optimizers share that step all parameters of a group at once, by `torch._foreach_*`: on a
-GPU such a step launches a few kernels, and the host never waits for the device."""
+"""What optimizers share that step all parameters of a group at once, by PyTorch's fused kernels and
+`torch._foreach_*`: on a GPU such a step launches a few kernels, and the host never waits for the
+device."""
 
 from __future__ import annotations
 
+import functools
 import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from utils.exchange import Exchange
-from utils.optim.parameters import Flags, Parameters
+
+
+@dataclass
+class Flags:
+    """What the caller has set on the optimizer before the step, () tensors, or None: TrainStep sets
+    `found_inf`, a GradScaler both."""
+
+    found_inf: Tensor | None
+    grad_scale: Tensor | None
+
+    @staticmethod
+    def of(optimizer, device: torch.device) -> Flags:
+        found_inf = getattr(optimizer, "found_inf", None)
+        scale = getattr(optimizer, "grad_scale", None)
+        return Flags(
+            None if found_inf is None else found_inf.to(device, non_blocking=True),
+            None if scale is None else scale.to(device, non_blocking=True),
+        )
+
+    @functools.cached_property
+    def left_out(self) -> Tensor | None:
+        """() bool: the step must change nothing."""
+        return None if self.found_inf is None else self.found_inf > 0
+
+
+class Parameters:
+    """Parameters of one group, on one device.
+
+    Attributes:
+        views: indices of the parameters that do not `fit`.
+        dense: the tensors that the kernels update: the parameters, or contiguous copies of those in
+            `views`.
+    """
+
+    def __init__(self, group: dict, parameters: list[Tensor]):
+        self.group, self.parameters, self.device = group, parameters, parameters[0].device
+        self.views = [index for index, p in enumerate(parameters) if not self.fits(p)]
+        self.dense = list(parameters)
+        for index in self.views:
+            self.dense[index] = parameters[index].clone(memory_format=torch.contiguous_format)
+
+    def fits(self, parameter: Tensor) -> bool:
+        """Whether the kernels take the parameter as it lies in memory: they assume dense tensors,
+        and would overwrite the elements in between."""
+        return is_dense(parameter)
+
+    def buffers(self, state: dict, name: str) -> list[Tensor]:
+        """The state `name` of each parameter, zero at first, in the memory order of `dense`."""
+        for parameter, dense in zip(self.parameters, self.dense, strict=True):
+            buffer = state[parameter].get(name)
+            if buffer is None:
+                state[parameter][name] = torch.zeros_like(dense)
+            elif buffer.stride() != dense.stride():
+                state[parameter][name] = torch.empty_like(dense).copy_(buffer)
+        return [state[parameter][name] for parameter in self.parameters]
+
+    def gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.parameters]
+
+    def make_dense(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients in the memory layout of `dense`, for the fused kernels. Also copies
+        parameters in `views` into `dense`."""
+        gradients = list(gradients)
+        for index in self.views:
+            self.dense[index].copy_(self.parameters[index])
+            gradients[index] = gradients[index].contiguous()
+        return gradients
+
+    def write_views(self) -> None:
+        """Copies what the kernel has made of `dense` into the parameters in `views`."""
+        for index in self.views:
+            self.parameters[index].copy_(self.dense[index])
+
+
+def is_dense(parameter: Tensor) -> bool:
+    """Whether the elements fill a block of memory without gaps, in any order of the axes."""
+    size = 1
+    for stride, length in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
+        if length != 1 and stride != size:
+            return parameter.numel() == 0
+        size *= length
+    return True
+
+
+def is_expanded(parameter: Tensor) -> bool:
+    """Whether several elements share memory, by the check that PyTorch makes before writing."""
+    strides = zip(parameter.stride(), parameter.shape, strict=True)
+    return parameter.numel() > 0 and any(s == 0 and length > 1 for s, length in strides)
 
 
 class MultiTensor(torch.optim.Optimizer):
     """Honours `found_inf` by selection on the device, and can be captured in a CUDA graph.
 
-    A subclass says in `prepare` which parameters are stepped together.
+    A subclass says in `prepare` which parameters are stepped together, and in DEFAULTS what its
+    groups have besides `lr`.
 
     Args:
         params: parameters or groups.
-        defaults: settings of the groups.
         exchange: with the other ranks, where parameters are sharded. A copy by pickle or deepcopy
             is for a single process.
+        settings: of DEFAULTS.
     """
 
+    DEFAULTS: ClassVar[dict]
     found_inf: Tensor | None = None
     exchange = Exchange()
 
-    def __init__(self, params, defaults: dict, exchange: Exchange | None = None):
+    def __init__(self, params, lr: float, exchange: Exchange | None = None, **settings):
         self._prepared: dict[int, tuple[dict, list[Tensor], list[Parameters]]] = {}
         if exchange is not None:
             self.exchange = exchange
-        super().__init__(params, defaults)
+        super().__init__(params, {"lr": lr} | self.DEFAULTS | settings)
 
     def __setstate__(self, state: dict) -> None:
         """Also called by `load_state_dict`."""
@@ -46,10 +140,7 @@ class MultiTensor(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
         """One step. `closure`, if given, computes the loss again, which is returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         flags: dict[torch.device, Flags] = {}
         for number, group in enumerate(self.param_groups):
             for parameters in self._prepared_of(number, group):
@@ -71,6 +162,14 @@ class MultiTensor(torch.optim.Optimizer):
             prepared = [one for kind in kinds.values() for one in self.prepare(group, kind)]
             self._prepared[number] = group, present, prepared
         return prepared
+
+
+def loss_of(closure) -> Tensor | None:
+    """What an optimizer's `step` returns: the loss of the closure that it was given, if any."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 def by_steps(parameters: list[Tensor], state: dict) -> list[list[Tensor]]:

@@ -4,9 +4,9 @@ networks" (2024), https://kellerjordan.github.io/posts/muon/.
     b <- m b + (1 - m) g,   u = (1 - m) g + m b
     w <- (1 - lr weight_decay) w - 0.2 lr sqrt(longer side) O(u)
 
-O makes all singular values about 1 (newton_schulz.py). Learning rate and weight decay mean what
-they do with AdamW. The results are those of timm's Muon but for rounding; PyTorch's own takes
-nothing but matrices.
+O makes all singular values about 1 (`orthogonalize_` in muon_steps.py). Learning rate and weight
+decay mean what they do with AdamW. The results are those of timm's Muon but for rounding.
+`torch.optim.Muon` takes nothing but 2-D parameters, so no kernels, and steps them one by one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from utils.optim.entry import MATRICES, OptimizerEntry, Range
+from utils.optim.adamw import ADAMW
+from utils.optim.entry import MATRICES, OptimizerEntry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,8 +67,5 @@ MUON = OptimizerEntry(
     takes_exchange=True,
     takes_heads=True,
     capturable=True,
-    ranges={
-        "lr": (Range(1e-4, 0.02, grid=(3e-4, 1e-3, 3e-3)),),
-        "weight_decay": (Range(1e-3, 0.5, grid=(0.01, 0.05, 0.2)),),
-    },
+    ranges=ADAMW.ranges,
 )

@@ -6,21 +6,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import groupby
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from utils.exchange import Exchange
 from utils.optim.multi_tensor import (
+    Flags,
     MultiTensor,
+    Parameters,
     add_step,
     by_steps,
     flat_gradients,
     flat_like,
+    is_dense,
     unless_left_out,
 )
-from utils.optim.newton_schulz import orthogonalize_
-from utils.optim.parameters import Flags, Parameters, is_dense
 
 RMS = 0.2  # of a step before the learning rate; AdamW's steps have about this one
 LEAST_NORM = 1e-7  # matrices are divided by their norm, and never by less than this
@@ -28,6 +30,15 @@ BETAS, EPSILON = (0.9, 0.95), 1e-7  # of Adam
 # How many elements of matrices are stepped at once, which bounds the memory that it takes; a
 # ResNet-50 has fewer.
 PIECE = 1 << 25
+# Of the five Newton-Schulz iterations, as in modded-nanogpt and timm:
+# https://leloykun.github.io/ponder/muon-opt-coeffs/.
+COEFFICIENTS = (
+    (4.0848, -6.8946, 2.9270),
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+)
 
 
 def is_matrix(shape: torch.Size) -> bool:
@@ -57,26 +68,12 @@ class Muon(MultiTensor):
     each element, for PIECE elements (0.4 GB) or a single larger matrix at a time; what Adam steps,
     twice its own memory.
 
-    Args:
-        params: parameters or groups with `weight_decay`; those of a group with `use_fallback` are
-            stepped by Adam, whatever their shapes.
-        lr: learning rate.
-        momentum: of matrices, from 0 to below 1.
-        weight_decay: default of the groups.
-        exchange: with the other ranks, where parameters are sharded: each gathers whole matrices,
-            and makes the iterations for all of them.
+    Parameters of a group with `use_fallback` are stepped by Adam, whatever their shapes; `momentum`
+    is that of matrices. Where parameters are sharded, each rank gathers whole matrices, and makes
+    the iterations for all of them.
     """
 
-    def __init__(
-        self,
-        params,
-        lr: float,
-        momentum: float = 0.95,
-        weight_decay: float = 0.0,
-        exchange: Exchange | None = None,
-    ):
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-        super().__init__(params, defaults, exchange)
+    DEFAULTS: ClassVar[dict] = {"momentum": 0.95, "weight_decay": 0.0}
 
     def prepare(self, group: dict, parameters: list[Tensor]) -> list[Parameters]:
         matrices: dict[bool, list[Tensor]] = {}  # by whether they are sharded
@@ -240,6 +237,39 @@ class Matrices(Parameters):
 
 def _split(stack: Tensor, members: list[tuple[Block, Tensor, Tensor]]) -> tuple[Tensor, ...]:
     return stack.split([len(norms) for _, _, norms in members])
+
+
+def orthogonalize_(stacks: list[Tensor]) -> None:
+    """Replaces each matrix by one with the same singular vectors, and singular values of about 1:
+    the Newton-Schulz iterations of the page that muon.py names,
+
+        A = X X^T,   X <- a X + (b A + c A A) X
+
+    Products of the size of A are made for all matrices with equally many rows at once.
+
+    Args:
+        stacks: (matrices, rows, columns) each, with no more rows than columns, and singular values
+            of at most 1.
+    """
+    by_rows: dict[int, list[int]] = {}
+    for index, x in enumerate(stacks):
+        by_rows.setdefault(x.shape[1], []).append(index)
+    squares, polynomials, parts = [], [], {}
+    for rows, members in by_rows.items():
+        counts = [len(stacks[index]) for index in members]
+        square = stacks[0].new_empty(sum(counts), rows, rows)
+        polynomial = torch.empty_like(square)
+        squares.append(square)
+        polynomials.append(polynomial)
+        pairs = zip(square.split(counts), polynomial.split(counts), strict=True)
+        parts.update(zip(members, pairs, strict=True))
+    for a, b, c in COEFFICIENTS:
+        for index, x in enumerate(stacks):
+            torch.bmm(x, x.mT, out=parts[index][0])
+        for square, polynomial in zip(squares, polynomials, strict=True):
+            torch.baddbmm(square, square, square, beta=b, alpha=c, out=polynomial)
+        for index, x in enumerate(stacks):
+            stacks[index] = torch.baddbmm(x, parts[index][1], x, beta=a)
 
 
 class NesterovAdam(Parameters):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from utils.optim.adam_flags import AdamFlags, betas_of
+from utils.optim.adamw import AdamFlags, betas_of
 from utils.optim.entry import NORMS, OptimizerEntry, Range
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def make(
     eps: float | None = None,
     exchange: Exchange | None = None,
 ) -> Optimizer:
-    from utils.optim.novograd_steps import NovoGrad
+    from utils.optim.norm_steps import NovoGrad
 
     eps = 1e-8 if eps is None else eps
     return NovoGrad(groups, lr=lr, betas=betas_of(betas), eps=eps, exchange=exchange)

@@ -3,6 +3,8 @@
 The learning rate is per unit of gradient, to which the weight times the weight decay is added.
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,11 +19,19 @@ class SgdFlags:
     nesterov: bool = optimizer_flag(True, "Nesterov's momentum with sgd; without it, the plain one")
 
 
-def make(groups: list[dict], *, lr: float, momentum: float, nesterov: bool = True) -> "Optimizer":
+def make(
+    groups: list[dict],
+    *,
+    lr: float,
+    momentum: float,
+    nesterov: bool = True,
+    kind: Callable[..., "Optimizer"] | None = None,
+) -> "Optimizer":
+    """`kind`: the class; None: PyTorch's."""
     import torch
 
-    nesterov = nesterov and momentum > 0
-    optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
+    kind = kind or functools.partial(torch.optim.SGD, fused=True)
+    optimizer = kind(groups, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0)
     if momentum:
         # The momentum is there from the start: when the very first step is left out because its
         # gradient is not finite, the fused kernel would leave this memory as it was allocated.

@@ -4,7 +4,7 @@ import itertools
 from dataclasses import dataclass
 
 from utils.errors import UserError
-from utils.optim.adam_flags import betas_of
+from utils.optim.adamw import betas_of
 from utils.optim.entry import optimizer_flag
 from utils.optim.schedules import LENGTH_INDEPENDENT, SCHEDULES
 from utils.optim.table import OPTIMIZERS

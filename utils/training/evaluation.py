@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from utils.exchange import Exchange
-from utils.machine.cudnn import search_plans
+from utils.machine.backends import search_plans
 from utils.training.objective import SUMS, Precision, classification_sums, stacked
 
 

@@ -6,7 +6,7 @@ import torch
 
 from utils.data.loader import Loader
 from utils.errors import UserError
-from utils.machine.cudnn import trial_plans
+from utils.machine.backends import trial_plans
 from utils.machine.host_memory import peak_rss
 from utils.training.objective import first_samples
 from utils.training.steps import Steps

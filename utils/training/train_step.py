@@ -1,7 +1,6 @@
 """One optimizer step: the passes of its micro-batches, then the update.
 
-Only `read_sums` and `loss_scale` wait for the device, and with Lookahead each step for the one
-before.
+Only `read_sums` and `loss_scale` wait for the device.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The host runs ahead of the device. It waits for the device after the first step, at log lines and
 before a checkpoint (`_read_sums`), in every evaluation, and up to 8 times in a run with `--mixup
-auto` (`control_mixing`). With Lookahead it also waits, in each step, for the step before.
+auto` (`control_mixing`).
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from utils.data.batch import Batch
 from utils.data.loader import Loader
 from utils.errors import UserError
 from utils.launch.signals import AgreedSignal, StoppedBySignal
-from utils.machine.cudnn import search_plans
+from utils.machine.backends import search_plans
 from utils.machine.free_cores import FreeCores
 from utils.plural import counted
 from utils.training.evaluation import Evaluation
@@ -119,7 +119,7 @@ class Trainer:
 
     def _search_plans(self, batch: Batch) -> None:
         """Lets cuDNN search for the fastest plans in whole micro-batches only (see
-        machine/cudnn.py)."""
+        machine/backends.py)."""
         if self.searched_samples is not None:
             search_plans(len(batch.targets) == self.searched_samples)
 

@@ -29,12 +29,6 @@ NATURAL = {
 FORMS = NATURAL | {"adam": {"adam": True}}
 each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 each_natural_form = pytest.mark.parametrize("form", NATURAL.values(), ids=NATURAL)
-each_foreach = pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "one_by_one"])
-# Where all four would go through the same code twice.
-each_dtype_with_a_foreach = pytest.mark.parametrize(
-    ("dtype", "foreach"), [(torch.float32, True), (torch.float64, False)],
-    ids=["float32-foreach", "float64-one_by_one"],
-)  # fmt: skip
 
 
 # ---- as NumPy arrays, by name -------------------------------------------------------------------

@@ -12,8 +12,7 @@ from ngd_tools import (
     SMALL,
     WITHOUT_LONG_AXIS,
     assert_near,
-    each_dtype_with_a_foreach,
-    each_foreach,
+    each_dtype,
     random_gradients,
     random_start,
     run,
@@ -67,7 +66,6 @@ def case(settings: str):
     return start, gradients, trajectory(start, gradients, lr=0.05, **SETTINGS[settings])
 
 
-@each_foreach
 @pytest.mark.parametrize(
     ("settings", "dtype"),
     [
@@ -81,9 +79,9 @@ def case(settings: str):
     ],
     ids=str,
 )
-def test_many_steps_are_those_of_the_equations(settings, dtype, foreach):
+def test_many_steps_are_those_of_the_equations(settings, dtype):
     start, gradients, expected = case(settings)
-    ours, _ = run(start, gradients, dtype, lr=0.05, foreach=foreach, **SETTINGS[settings])
+    ours, _ = run(start, gradients, dtype, lr=0.05, **SETTINGS[settings])
     assert_near(ours, expected, DTYPES[dtype])
 
 
@@ -113,29 +111,27 @@ def test_the_process_wide_precision_of_products_is_kept_and_has_no_effect():
     assert_near(ours, expected, 0)
 
 
-@each_dtype_with_a_foreach
-def test_gradients_that_jump_in_scale(dtype, foreach):
+@each_dtype
+def test_gradients_that_jump_in_scale(dtype):
     """A thousand times larger from step 30 on, and back from step 60 on."""
     start, gradients = random_start(SMALL), random_gradients(SMALL, 90)
     for index in range(30, 60):
         gradients[index] = {name: 1e3 * value for name, value in gradients[index].items()}
     settings = {"lr": 0.05, "weight_decay": 0.01, "update_period": 2}
-    ours, _ = run(start, gradients, dtype, foreach=foreach, **settings)
+    ours, _ = run(start, gradients, dtype, **settings)
     assert_near(ours, trajectory(start, gradients, **settings), DTYPES[dtype])
 
 
-@each_foreach
-def test_zero_gradients_update_f_like_any_others(foreach):
+def test_zero_gradients_update_f_like_any_others():
     """S = 0, so F shrinks by 1 - eta; where F is still 0, it stays 0."""
     start, gradients = random_start(SMALL), random_gradients(SMALL, 12)
     for index in (0, 1, 5, 6, 7):
         gradients[index] = {name: 0 * value for name, value in gradients[index].items()}
-    ours, _ = run(start, gradients, foreach=foreach, update_period=1)
+    ours, _ = run(start, gradients, update_period=1)
     assert_near(ours, trajectory(start, gradients, update_period=1), 1e-9)
 
 
-@each_foreach
-def test_a_weight_without_gradient_is_not_stepped(foreach):
+def test_a_weight_without_gradient_is_not_stepped():
     """So weights of one shape have different step counts, and each is right by itself."""
     start, gradients = random_start(SHAPES), random_gradients(SHAPES, 30)
     for index, step in enumerate(gradients):
@@ -145,7 +141,7 @@ def test_a_weight_without_gradient_is_not_stepped(foreach):
             del step["linear_again"]
         if index % 7 == 2:
             step.clear()
-    ours, _ = run(start, gradients, foreach=foreach, weight_decay=0.01)
+    ours, _ = run(start, gradients, weight_decay=0.01)
     assert_near(ours, trajectory(start, gradients, weight_decay=0.01), 1e-9)
 
 
@@ -172,10 +168,10 @@ def is_finite(after: list[dict], optimizer) -> bool:
     )
 
 
-@each_dtype_with_a_foreach
+@each_dtype
 @pytest.mark.parametrize("norm", ["gradient", "fixed"])
 @pytest.mark.parametrize("name", ["zero", "zero_then_not", "not_then_zero", "one_row", "one_entry"])
-def test_degenerate_gradients_give_finite_steps(name, norm, dtype, foreach):
+def test_degenerate_gradients_give_finite_steps(name, norm, dtype):
     start, gradients = random_start(HARD), random_gradients(HARD, 25)
     for index, step in enumerate(gradients):
         for key, value in step.items():
@@ -189,7 +185,7 @@ def test_degenerate_gradients_give_finite_steps(name, norm, dtype, foreach):
                     (0,) * (value.ndim - 1) if name == "one_entry" else ()
                 )
                 step[key][chosen] = value[chosen]
-    ours, optimizer = run(start, gradients, dtype, foreach=foreach, update_period=1, norm=norm)
+    ours, optimizer = run(start, gradients, dtype, update_period=1, norm=norm)
     assert is_finite(ours, optimizer)
     moved = [np.abs(ours[-1][key] - start[key]).max() for key in start]
     assert max(moved) < 1e-6 if name == "zero" else min(moved) > 1e-3
@@ -213,17 +209,17 @@ def narrow_gradients(kind: str, shape: tuple, steps: int) -> list[dict]:
     return gradients
 
 
-@each_dtype_with_a_foreach
+@each_dtype
 @pytest.mark.parametrize(
     "kind",
     ["one_direction", "one_direction_and_noise", "other_direction_each_step", "dead_channels"],
 )
-def test_the_basis_is_kept_by_gradients_of_low_rank(kind, dtype, foreach):
+def test_the_basis_is_kept_by_gradients_of_low_rank(kind, dtype):
     """A lost row of R would be lost for good: Y = R T has no component along it."""
     shape = (10, 12)
     start, gradients = random_start({"w": shape}), narrow_gradients(kind, shape, 130)
     settings = {"momentum": 0.0, "nesterov": False, "lr": 1.0, "update_period": 1}
-    ours, optimizer = run(start, gradients, dtype, foreach=foreach, **settings)
+    ours, optimizer = run(start, gradients, dtype, **settings)
     assert is_finite(ours, optimizer)
     last = ours[-2]["w"] - ours[-1]["w"]
     assert np.linalg.norm(last) == pytest.approx(np.linalg.norm(gradients[-1]["w"]), rel=1e-3)
@@ -234,15 +230,15 @@ def test_the_basis_is_kept_by_gradients_of_low_rank(kind, dtype, foreach):
         assert error < 1e-4, error.item()
 
 
-@each_dtype_with_a_foreach
+@each_dtype
 @pytest.mark.parametrize("scale", [1e-20, 1e20])
-def test_gradients_at_the_end_of_the_range(dtype, foreach, scale):
+def test_gradients_at_the_end_of_the_range(dtype, scale):
     """Squares of 1e-20 and 1e20 are 0 and infinite in float32: then the gradient is left as is."""
     start, gradients = random_start(HARD), random_gradients(HARD, 15)
     start = {name: 0 * value for name, value in start.items()}
     for step in gradients:
         step.update({name: scale * value for name, value in step.items()})
-    ours, optimizer = run(start, gradients, dtype, foreach=foreach)
+    ours, optimizer = run(start, gradients, dtype)
     assert is_finite(ours, optimizer)
     if dtype == torch.float64:
         assert_near(ours, trajectory(start, gradients), 1e-8)
@@ -250,13 +246,13 @@ def test_gradients_at_the_end_of_the_range(dtype, foreach, scale):
     assert min(sizes) > 0.01 and max(sizes) < 1000
 
 
-@each_dtype_with_a_foreach
-def test_a_spike_is_forgotten(dtype, foreach):
+@each_dtype
+def test_a_spike_is_forgotten(dtype):
     """One gradient is 1e6 times as large: F is dominated by it, and recovers."""
     start, gradients = random_start(HARD), random_gradients(HARD, 60)
     gradients[20] = {name: 1e6 * value for name, value in gradients[20].items()}
     settings = {"momentum": 0.0, "nesterov": False, "lr": 1.0, "update_period": 1}
-    ours, optimizer = run(start, gradients, dtype, foreach=foreach, **settings)
+    ours, optimizer = run(start, gradients, dtype, **settings)
     assert is_finite(ours, optimizer)
     for index in (21, 40, 59) if dtype == torch.float64 else ():
         for name, gradient in gradients[index].items():

@@ -6,7 +6,6 @@ from flags_of_a_gpu import flags_as_on_a_gpu
 from ngd_tools import (
     FORMS,
     assert_equal_to_the_bit,
-    each_foreach,
     flat,
     give_gradients,
     saved_and_read,
@@ -25,14 +24,13 @@ def is_channels_last(tensor) -> bool:
     return tensor.is_contiguous(memory_format=torch.channels_last)
 
 
-@each_foreach
 @pytest.mark.parametrize("gradients_channels_last", [False, True])
-def test_channels_last_is_contiguous_to_rounding(foreach, gradients_channels_last):
+def test_channels_last_is_contiguous_to_rounding(gradients_channels_last):
     plain, last = weights(), weights()
     for parameter in last:
         if parameter.ndim == 4:
             parameter.data = parameter.data.to(memory_format=torch.channels_last)
-    optimizers = [NGD(each, foreach=foreach, weight_decay=0.1) for each in (plain, last)]
+    optimizers = [NGD(each, weight_decay=0.1) for each in (plain, last)]
     for step in range(15):
         for parameters in (plain, last):
             give_gradients(parameters, step)
@@ -117,13 +115,12 @@ def test_fisher_matrices_of_short_floats_are_float32(dtype):
         torch.testing.assert_close(one.float(), other, rtol=0.05, atol=0.05)
 
 
-@each_foreach
-def test_several_dtypes_may_be_stepped_at_once(foreach):
+def test_several_dtypes_may_be_stepped_at_once():
     kinds = (torch.float32, torch.bfloat16, torch.float64)
     together = [weights(dtype=dtype) for dtype in kinds]
     apart = [weights(dtype=dtype) for dtype in kinds]
-    optimizer = NGD(flat(together), lr=0.01, foreach=foreach)
-    others = [NGD(each, lr=0.01, foreach=foreach) for each in apart]
+    optimizer = NGD(flat(together), lr=0.01)
+    others = [NGD(each, lr=0.01) for each in apart]
     for step in range(14):
         for one, other in zip(together, apart, strict=True):
             give_gradients(one, step)
@@ -185,14 +182,14 @@ def part_of_a_larger_one(view: str, dtype=torch.float32) -> tuple[nn.Parameter, 
 
 # Every view with every settings, and each of these with either way of stepping and either dtype.
 PARTS = [
-    (view, settings, bool((i + j) % 2), (torch.float32, torch.bfloat16)[(i // 2 + j // 2) % 2])
+    (view, settings, (torch.float32, torch.bfloat16)[(i // 2 + j // 2) % 2])
     for i, view in enumerate(VIEWS)
     for j, settings in enumerate(SETTINGS)
 ]
 
 
-@pytest.mark.parametrize(("view", "settings", "foreach", "dtype"), PARTS, ids=str)
-def test_weights_that_are_a_part_of_a_larger_tensor(view, settings, foreach, dtype):
+@pytest.mark.parametrize(("view", "settings", "dtype"), PARTS, ids=str)
+def test_weights_that_are_a_part_of_a_larger_tensor(view, settings, dtype):
     """Stepped like a contiguous copy, beside others of that shape; nothing else is written.
     PyTorch's fused kernel assumes dense weights."""
     if not momentum_is_right(dtype):
@@ -203,7 +200,7 @@ def test_weights_that_are_a_part_of_a_larger_tensor(view, settings, foreach, dty
     alone = nn.Parameter(part.detach().contiguous())
     left_out = memory.isnan()
     groups = [[nn.Parameter(beside.clone()), one] for one in (part, alone)]
-    optimizers = [NGD(group, foreach=foreach, **SETTINGS[settings]) for group in groups]
+    optimizers = [NGD(group, **SETTINGS[settings]) for group in groups]
     for step in range(13):
         for group, optimizer in zip(groups, optimizers, strict=True):
             give_gradients(group, step)
@@ -215,13 +212,12 @@ def test_weights_that_are_a_part_of_a_larger_tensor(view, settings, foreach, dty
     assert torch.equal(memory.isnan(), left_out)
 
 
-@each_foreach
-def test_two_parts_of_one_tensor(foreach):
+def test_two_parts_of_one_tensor():
     whole = torch.randn(5, 4, 2, generator=torch.Generator().manual_seed(0))
     apart = [nn.Parameter(whole[..., i].clone()) for i in range(2)]
     parts = [nn.Parameter(whole[..., i]) for i in range(2)]
     for parameters in (apart, parts):
-        train(NGD(parameters, foreach=foreach), parameters, range(5))
+        train(NGD(parameters), parameters, range(5))
     assert torch.equal(whole, torch.stack([one.detach() for one in apart], -1))
 
 
@@ -246,17 +242,16 @@ def test_flags_of_a_step_reach_a_part_of_a_larger_tensor(view, found_inf):
     assert torch.equal(memory.isnan(), before.isnan())
 
 
-@each_foreach
 @pytest.mark.parametrize("view", ["kernels", "vector"])
-def test_the_state_of_a_part_of_a_larger_tensor_is_saved(foreach, view):
+def test_the_state_of_a_part_of_a_larger_tensor_is_saved(view):
     """And can be loaded for such a part or a contiguous copy, also from a checkpoint."""
     part, _ = part_of_a_larger_one(view)
-    optimizer = NGD([part], foreach=foreach)
+    optimizer = NGD([part])
     train(optimizer, [part], range(7))
     assert optimizer.state[part]["momentum_buffer"].is_contiguous()
     others = [part_of_a_larger_one(view)[0] for _ in range(2)]
     others.append(nn.Parameter(part.detach().contiguous()))
-    loaded = [NGD([other], foreach=foreach) for other in others]
+    loaded = [NGD([other]) for other in others]
     for other in others:
         other.data.copy_(part)
     restore_optimizer(loaded[0], {others[0]: "p"}, *optimizer_tensors(optimizer, {part: "p"}))
@@ -268,14 +263,13 @@ def test_the_state_of_a_part_of_a_larger_tensor_is_saved(foreach, view):
         assert_equal_to_the_bit(tensors(other), tensors(optimizer))
 
 
-@each_foreach
 @pytest.mark.parametrize("shape", [(3,), (4, 3)])
-def test_elements_that_are_one_in_memory_are_refused(foreach, shape):
+def test_elements_that_are_one_in_memory_are_refused(shape):
     """As torch.optim.SGD refuses them; nothing is written."""
     memory = torch.zeros(*shape[:-1], 1)
     for optimizer_class in (NGD, torch.optim.SGD):
         parameter = nn.Parameter(memory.expand(shape))
         give_gradients([parameter], 0)
         with pytest.raises(RuntimeError, match="clone"):
-            optimizer_class([parameter], foreach=foreach).step()
+            optimizer_class([parameter]).step()
     assert not memory.any()

@@ -7,7 +7,6 @@ import pytest
 import torch
 from ngd_tools import (
     assert_equal_to_the_bit,
-    each_foreach,
     each_form,
     give_gradients,
     saved_and_read,
@@ -24,10 +23,9 @@ from utils.optim.ngd.optimizer import NGD
 
 
 @each_form
-@each_foreach
 @pytest.mark.parametrize("steps", [0, 1, 9, 10, 13])
-def test_a_loaded_state_goes_on_to_the_bit(foreach, steps, form):
-    settings = {"lr": 0.05, "weight_decay": 0.1, "foreach": foreach} | form
+def test_a_loaded_state_goes_on_to_the_bit(steps, form):
+    settings = {"lr": 0.05, "weight_decay": 0.1} | form
     parameters = weights()
     optimizer = NGD(parameters, **settings)
     train(optimizer, parameters, range(steps))
@@ -49,7 +47,7 @@ def test_a_loaded_state_goes_on_to_the_bit(foreach, steps, form):
 def test_a_loaded_state_goes_on_to_the_bit_where_matrices_are_padded(monkeypatch, form):
     """As on a GPU, where a matrix is rounded otherwise when others are multiplied beside it."""
     monkeypatch.setattr(joined, "MOST_PADDING", {"cpu": 1.0})
-    test_a_loaded_state_goes_on_to_the_bit(True, 9, form)
+    test_a_loaded_state_goes_on_to_the_bit(9, form)
 
 
 def test_the_state_is_plain_tensors_and_a_step():
@@ -95,12 +93,11 @@ def test_a_copy_takes_the_same_steps(way):
     assert_equal_to_the_bit(tensors(both["optimizer"]), tensors(optimizer))
 
 
-@each_foreach
-def test_another_rank_needs_another_state(foreach):
+def test_another_rank_needs_another_state():
     parameters = weights()
-    optimizer = NGD(parameters, rank=2, foreach=foreach)
+    optimizer = NGD(parameters, rank=2)
     train(optimizer, parameters, range(3))
-    other = NGD(parameters, rank=3, foreach=foreach)
+    other = NGD(parameters, rank=3)
     other.load_state_dict(optimizer.state_dict())  # with its settings, as in PyTorch
     train(other, parameters, range(3, 5))
     other.param_groups[0]["rank"] = 3
@@ -141,11 +138,10 @@ def test_a_group_may_have_settings_that_the_defaults_would_not_allow():
     assert optimizer.param_groups[0]["dampening"] == 0.5
 
 
-@each_foreach
 @pytest.mark.parametrize("when", ["first", "later"])
-def test_sparse_gradients_are_refused(foreach, when):
+def test_sparse_gradients_are_refused(when):
     embedding = nn.Embedding(10, 4, sparse=True)
-    optimizer = NGD(embedding.parameters(), foreach=foreach)
+    optimizer = NGD(embedding.parameters())
     if when == "later":
         give_gradients([embedding.weight], 0)
         optimizer.step()

@@ -8,7 +8,6 @@ import torch
 from ngd_tools import (
     FORMS,
     assert_equal_to_the_bit,
-    each_foreach,
     each_form,
     flat,
     give_gradients,
@@ -23,13 +22,12 @@ from utils.optim.ngd.optimizer import NGD
 # ---- scalers and skipped steps ------------------------------------------------------------------
 
 
-@each_foreach
 @pytest.mark.parametrize("unscale", [False, True], ids=["step_alone", "unscale_first"])
 @pytest.mark.parametrize("form", [*FORMS.values(), {"norm": "fixed"}], ids=[*FORMS, "fixed"])
 @pytest.mark.parametrize("decoupled", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_grad_scaler_of_a_users_own_loop(foreach, unscale, decoupled, form):
+def test_the_grad_scaler_of_a_users_own_loop(unscale, decoupled, form):
     """Scaled gradients give the same steps; a step that overflows changes nothing, to the bit."""
-    settings = {"weight_decay": 0.1, "decoupled": decoupled, "foreach": foreach} | form
+    settings = {"weight_decay": 0.1, "decoupled": decoupled} | form
     settings["update_period"] = 1
     plain, scaled = weights(), weights()
     expected, ours = NGD(plain, **settings), NGD(scaled, **settings)
@@ -58,13 +56,12 @@ def test_the_grad_scaler_of_a_users_own_loop(foreach, unscale, decoupled, form):
     assert scaler.get_scale() == 1024.0 / 8
 
 
-@each_foreach
 @each_form
 @pytest.mark.parametrize("decoupled", [False, True])
 @pytest.mark.parametrize("steps", [0, 1, 3, 9, 10, 12], ids=lambda n: f"after_{n}")
-def test_a_flagged_step_leaves_everything(foreach, decoupled, steps, form):
+def test_a_flagged_step_leaves_everything(decoupled, steps, form):
     parameters = weights()
-    optimizer = NGD(parameters, weight_decay=0.1, decoupled=decoupled, foreach=foreach, **form)
+    optimizer = NGD(parameters, weight_decay=0.1, decoupled=decoupled, **form)
     train(optimizer, parameters, range(steps))
     before = tensors(optimizer)
     give_gradients(parameters, 99)
@@ -97,29 +94,24 @@ def with_a_flagged_step(at: int | None, **settings) -> list[torch.Tensor]:
 
 
 @each_form
-@each_foreach
 @pytest.mark.parametrize("at", [0, 12])
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_a_flagged_step_is_as_if_it_had_not_been(foreach, at, decoupled, form):
-    settings = {"foreach": foreach, "weight_decay": 0.1, "decoupled": decoupled, "update_period": 1}
+def test_a_flagged_step_is_as_if_it_had_not_been(at, decoupled, form):
+    settings = {"weight_decay": 0.1, "decoupled": decoupled, "update_period": 1}
     settings |= form
     assert_equal_to_the_bit(
         with_a_flagged_step(at, **settings), with_a_flagged_step(None, **settings)
     )
 
 
-@each_foreach
 @pytest.mark.parametrize("at", [5, 12])
-def test_a_flagged_step_does_not_count_for_the_update_period(foreach, at):
-    assert_equal_to_the_bit(
-        with_a_flagged_step(at, foreach=foreach), with_a_flagged_step(None, foreach=foreach)
-    )
+def test_a_flagged_step_does_not_count_for_the_update_period(at):
+    assert_equal_to_the_bit(with_a_flagged_step(at), with_a_flagged_step(None))
 
 
-@each_foreach
-def test_dampening_begins_after_the_first_step_that_counts(foreach):
+def test_dampening_begins_after_the_first_step_that_counts():
     """As in torch.optim.SGD, the first momentum is the whole gradient."""
-    settings = {"foreach": foreach, "dampening": 0.5, "nesterov": False, "update_period": 1}
+    settings = {"dampening": 0.5, "nesterov": False, "update_period": 1}
     assert_equal_to_the_bit(
         with_a_flagged_step(0, **settings), with_a_flagged_step(None, **settings)
     )
@@ -173,10 +165,9 @@ def test_under_autocast_the_loss_falls_and_fisher_matrices_stay_float32():
 # ---- parameters without gradient -----------------------------------------------------------------
 
 
-@each_foreach
-def test_parameters_without_gradient_stay_with_their_state(foreach):
+def test_parameters_without_gradient_stay_with_their_state():
     parameters = weights()
-    optimizer = NGD(parameters, foreach=foreach, weight_decay=0.1)
+    optimizer = NGD(parameters, weight_decay=0.1)
     train(optimizer, parameters, range(6))
     resting = [parameters[0], parameters[4]]
     before = [
@@ -231,22 +222,18 @@ def test_an_unfrozen_parameter_starts_afresh():
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-@each_foreach
-def test_groups_are_stepped_like_separate_optimizers(foreach):
+def test_groups_are_stepped_like_separate_optimizers():
     settings = [
         {"lr": 0.2, "alpha": 1.0, "weight_decay": 0.1, "update_period": 1},
         {"lr": 0.05, "axes": "channels", "momentum": 0.5, "nesterov": False, "dampening": 0.2},
         {"rank": 2, "eta": 0.4, "decoupled": True, "weight_decay": 0.2},
     ]
     together = [weights(seed=seed) for seed in range(3)]
-    optimizer = NGD([{"params": together[0], **settings[0]}], foreach=foreach)
+    optimizer = NGD([{"params": together[0], **settings[0]}])
     for parameters, own in zip(together[1:], settings[1:], strict=True):
         optimizer.add_param_group({"params": parameters, **own})
     apart = [weights(seed=seed) for seed in range(3)]
-    others = [
-        NGD(parameters, foreach=foreach, **own)
-        for parameters, own in zip(apart, settings, strict=True)
-    ]
+    others = [NGD(parameters, **own) for parameters, own in zip(apart, settings, strict=True)]
     for step in range(20):
         for parameters in together:
             give_gradients(parameters, step)
@@ -274,11 +261,10 @@ def test_a_group_may_be_added_later():
 # ---- settings that change, closures -------------------------------------------------------------
 
 
-@each_foreach
-def test_settings_may_change_between_steps(foreach):
+def test_settings_may_change_between_steps():
     """lr and weight decay at every step, others once: as with a saved state and new settings."""
     parameters = weights()
-    optimizer = NGD(parameters, foreach=foreach)
+    optimizer = NGD(parameters)
     group = optimizer.param_groups[0]
     changes = {4: {"alpha": 0.5}, 6: {"update_period": 1}, 8: {"momentum": 0.5}, 11: {"eta": 0.5}}
     for step in range(16):
@@ -290,17 +276,6 @@ def test_settings_may_change_between_steps(foreach):
         train(fresh, expected, [step])
         train(optimizer, parameters, [step])
         assert_equal_to_the_bit(tensors(optimizer), tensors(fresh))
-
-
-def test_foreach_may_change_between_steps():
-    parameters, expected = weights(dtype=torch.float64), weights(dtype=torch.float64)
-    optimizer, other = NGD(parameters, foreach=False), NGD(expected)
-    for step in range(18):
-        optimizer.param_groups[0]["foreach"] = step % 5 == 4
-        train(optimizer, parameters, [step])
-        train(other, expected, [step])
-    for one, value in zip(parameters, expected, strict=True):
-        torch.testing.assert_close(one, value, rtol=1e-9, atol=1e-9)
 
 
 def test_a_closure_is_called_with_gradients_on():
@@ -347,26 +322,25 @@ def test_gradients_are_left_as_they_are():
         assert_equal_to_the_bit([parameter.grad for parameter in parameters], before)
 
 
-@each_foreach
 @pytest.mark.parametrize("change", [{"alpha": 100.0}, {"eta": 0.9}], ids=str)
-def test_alpha_and_eta_may_change_from_step_to_step(foreach, change):
+def test_alpha_and_eta_may_change_from_step_to_step(change):
     """As in an optimizer that was made with them and loaded the state."""
     changed, made = weights(), weights()
-    one = NGD(changed, foreach=foreach, update_period=1)
+    one = NGD(changed, update_period=1)
     train(one, changed, range(3))
-    other = NGD(made, foreach=foreach, update_period=1)
+    other = NGD(made, update_period=1)
     train(other, made, range(3))
     one.param_groups[0].update(change)
     state = copy.deepcopy(other.state_dict())
     state["param_groups"][0].update(change)
-    other = NGD(made, foreach=foreach, update_period=1)
+    other = NGD(made, update_period=1)
     other.load_state_dict(state)
     before = [parameter.detach().clone() for parameter in changed]
     for optimizer, parameters in ((one, changed), (other, made)):
         train(optimizer, parameters, range(3, 6))
     assert_equal_to_the_bit(changed, made)
     plain = weights()
-    unchanged = NGD(plain, foreach=foreach, update_period=1)
+    unchanged = NGD(plain, update_period=1)
     train(unchanged, plain, range(6))
     assert not torch.equal(changed[0], plain[0]) and not torch.equal(changed[0], before[0])
 

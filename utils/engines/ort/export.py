@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from utils.engines.ort.arguments import Flat, varying
 from utils.errors import UserError
-from utils.machine.silence import silenced
+from utils.machine.packages import silenced
 
 OPSET, IR_VERSION = 17, 10  # the newest that ONNX Runtime 1.19 has gradients for, and reads
 PREFIX = "model."  # of the names of parameters and buffers in the graph

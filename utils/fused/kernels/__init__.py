@@ -1,10 +1,10 @@
 """Triton kernels for the operations between matrix products, on NVIDIA GPUs; this file chooses
 between them and PyTorch.
 
-`images`, `layers` and `loss` return the module of kernels for the given tensors, or None where
-PyTorch has to compute: on another device, without Triton (which PyTorch's builds for CPUs, macOS
-and Windows lack), for float64, and for memory layouts that the kernels do not support. Triton is
-imported when it is first needed.
+`images` and `layers` return the module of kernels for the given tensors, or None where PyTorch has
+to compute: on another device, without Triton (which PyTorch's builds for CPUs, macOS and Windows
+lack), for float64, and for memory layouts that the kernels do not support. Triton is imported when
+it is first needed.
 
 Each kernel reads bf16, fp16 or fp32, computes in float32 and rounds once. Grids and blocks depend
 only on shapes, and sums are added in a fixed order: the same input gives the same bits.
@@ -50,20 +50,12 @@ def images(*tensors: Tensor) -> ModuleType | None:
 
 def layers(*tensors: Tensor) -> ModuleType | None:
     """Kernels for contiguous tensors (..., width)."""
-    if not _supported(tensors) or not _in_rows(tensors):
+    in_rows = all(t.is_contiguous() and t.shape[-1] <= LONGEST_ROW for t in tensors)
+    if not _supported(tensors) or not in_rows:
         return None
     from utils.fused.kernels import layer_kernels
 
     return layer_kernels
-
-
-def loss(logits: Tensor) -> ModuleType | None:
-    """Kernels for logits (n, classes)."""
-    if not _supported((logits,)) or not _in_rows((logits,)):
-        return None
-    from utils.fused.kernels import loss_kernels
-
-    return loss_kernels
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -79,7 +71,3 @@ def power_of_2(number: int) -> int:
 def _supported(tensors: tuple[Tensor, ...]) -> bool:
     supported = all(t.device.type in DEVICES and t.dtype in DTYPES and t.numel() for t in tensors)
     return supported and unusable() is None
-
-
-def _in_rows(tensors: tuple[Tensor, ...]) -> bool:
-    return all(t.is_contiguous() and t.shape[-1] <= LONGEST_ROW for t in tensors)

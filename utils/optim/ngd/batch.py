@@ -1,4 +1,4 @@
-"""Parameters of the same shape, which NGD updates together, and their state."""
+"""Parameters that NGD updates together, and their state."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import torch
 from torch import Tensor
 
 from utils.exchange import Exchange
-from utils.machine.float32 import float32_products
+from utils.machine.backends import float32_products
 from utils.optim.found_inf import is_on_host
-from utils.optim.ngd import fisher
-from utils.optim.ngd.batched_fisher import FISHER, AxisBatch, norms, precondition_
-from utils.optim.parameters import Flags, Parameters
+from utils.optim.multi_tensor import Flags, Parameters
+from utils.optim.ngd.batched_fisher import AxisBatch, norms, precondition_
+from utils.optim.ngd.fisher import default_rank, zero_fisher
 
 EARLY_UPDATES = 10  # the first steps all update the Fisher matrices, as in Kaldi
 # Root mean square of a step with norm "fixed", before the learning rate. It is that of AdamW's
 # steps, to which Muon's are scaled, too (Liu et al., "Muon is scalable for LLM training" (2025),
 # arXiv:2502.16982, section 2.2).
 FIXED_RMS = 0.2
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # of AdamW, PyTorch's
 SHORT = 16  # up to this axis length, rounding the inputs takes longer than multiplying them
 
 
@@ -69,11 +70,10 @@ class Batch(Parameters):
         """The Fisher matrices of an axis. The parameters' state is replaced by views of them."""
         first = self.parameters[0]
         length, kind = self.of_one[number], kind_of(first)
-        fisher_rank = min(self.group["rank"] or fisher.default_rank(length), length - 1)
-        new = fisher.zero_fisher(fisher_rank, length, **kind)
+        fisher_rank = min(self.group["rank"] or default_rank(length), length - 1)
         stacked = {}
-        for name in FISHER:
-            start, key = getattr(new, name), f"{name}_{number}"
+        for name, start in zero_fisher(fisher_rank, length, **kind).items():
+            key = f"{name}_{number}"
             values = [state[parameter].get(key, start) for parameter in self.parameters]
             if any(value.shape != start.shape for value in values):
                 raise RuntimeError(
@@ -235,41 +235,6 @@ class Batch(Parameters):
         if self.momentum_first:
             torch._foreach_add_(stacked, self.momenta, alpha=self.group["momentum"])
 
-    def precondition_one_by_one(self, flags: Flags) -> list[Tensor]:
-        """Natural gradients and updates of the Fisher matrices by the reference implementation,
-        `fisher.py`."""
-        flags, natural, group = self._take_momentum(flags), [], self.group
-        for index, parameter in enumerate(self.parameters):
-            gradient = parameter.grad.to(self.dtype)
-            if flags.grad_scale is not None:
-                gradient = gradient / flags.grad_scale
-            if group["weight_decay"] and not group["decoupled"]:
-                gradient = gradient + group["weight_decay"] * parameter
-            if self.momentum_first:
-                ahead = group["momentum"] * self.momenta[index]
-                gradient = gradient + ahead if group["nesterov"] else self.momenta[index]
-                gradient = gradient.to(self.dtype)
-            if index in self.views:  # rounding in products depends on the memory order
-                gradient = gradient.contiguous()
-            gradient = self.exchange.whole(parameter, gradient)
-            for number, axis in zip(self.numbers, self.axes, strict=True):
-                axis_last = gradient.movedim(number, -1)
-                x = axis_last.reshape(-1, axis_last.shape[-1])
-                fields = [getattr(axis, name)[index] for name in FISHER]
-                before = fisher.Fisher(*fields)
-                x_hat = fisher.precondition(x, before, axis.alpha, axis.power)
-                if self.updates_now:
-                    after = fisher.update(x, before, axis.eta)
-                    for name, value in zip(FISHER, fields, strict=True):
-                        value.copy_(getattr(after, name))
-                gradient = x_hat.view(axis_last.shape).movedim(-1, number)
-            if group["norm"] == "fixed":
-                scale = fixed_norm(self.of_one) / gradient.norm()
-                gradient = gradient * scale if scale.isfinite() else gradient
-            part = self.exchange.part(parameter, gradient)
-            natural.append(torch.empty_like(self.dense[index]).copy_(part))
-        return natural
-
     def descend(self, gradients: Sequence[Tensor], flags: Flags) -> None:
         """Momentum, unless it came first, and parameter update."""
         group, decay = self.group, self.group["weight_decay"]
@@ -319,6 +284,57 @@ class Batch(Parameters):
             grad_scale=grad_scale,
             found_inf=flags.found_inf,
         )
+
+
+class AdamParameters(Parameters):
+    """Parameters of any shapes that NGD gives no natural gradients: embeddings, norms and biases.
+    They take the steps of AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization"
+    (2019), arXiv:1711.05101), with the group's `lr` and `weight_decay`.
+
+    Their state is that of torch.optim.AdamW: `exp_avg` and `exp_avg_sq`, of the parameter's shape
+    and dtype, and `step`, a float32 tensor (), which does not count steps that were left out.
+    """
+
+    def __init__(self, group: dict, parameters: list[Tensor], state: dict):
+        super().__init__(group, parameters)
+        self.moments = [self.buffers(state, name) for name in ("exp_avg", "exp_avg_sq")]
+        for parameter in parameters:
+            if "step" not in state[parameter]:
+                state[parameter]["step"] = torch.zeros((), device=self.device)
+            step = state[parameter]["step"].to(self.device, torch.float32, non_blocking=True)
+            state[parameter]["step"] = step
+        self.steps = [state[parameter]["step"] for parameter in parameters]
+
+    def is_of(self, state: dict) -> bool:
+        """Whether `state` still holds these tensors; it does not after loading a state."""
+        return all(
+            state[parameter].get("exp_avg") is own
+            for parameter, own in zip(self.parameters, self.moments[0], strict=True)
+        )
+
+    def step_(self, flags: Flags) -> None:
+        group = self.group
+        kernel = torch._fused_adamw_ if group["decoupled"] else torch._fused_adam_
+        torch._foreach_add_(self.steps, 1)
+        kernel(
+            self.dense,
+            self.make_dense(self.gradients()),
+            *self.moments,
+            [],
+            self.steps,
+            lr=group["lr"],
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            weight_decay=group["weight_decay"],
+            eps=EPSILON,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=flags.grad_scale,
+            found_inf=flags.found_inf,
+        )
+        if flags.found_inf is not None:
+            torch._foreach_sub_(self.steps, [flags.found_inf] * len(self.steps))
+        self.write_views()
 
 
 def _as_parameters(stacked: Tensor) -> tuple[Tensor, ...]:

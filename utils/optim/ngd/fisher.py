@@ -1,10 +1,10 @@
-"""The Fisher matrix of one axis of a tensor, as used in online natural gradient descent.
+"""The Fisher matrix of one axis of a tensor, as used in online natural gradient descent: the
+equations, and where they start.
 
 Source: Povey, Zhang and Khudanpur, "Parallel training of DNNs with natural gradient and parameter
 averaging" (2015), arXiv:1410.7455; the derivation is in the comments of Kaldi's
-nnet3/natural-gradient-online.h, whose notation is used here. This file is the reference
-implementation: one tensor and one axis at a time, with a singular value decomposition.
-`batched_fisher.py` computes the same for many tensors at once without SVD, and is tested equal.
+nnet3/natural-gradient-online.h, whose notation is used here. `batched_fisher.py` computes them for
+many tensors at once, and is tested against them as they stand here, in float64.
 
 Along one axis of length D, a gradient is a matrix X of N rows and D columns, where N is the product
 of all other axes. S = X'X / N is its scatter, and F a running mean of S in a low-rank form, with
@@ -53,20 +53,11 @@ the condition number of Y below about 1 / delta. (The condition number of Z is i
 at the limit of float32, so delta can hardly be smaller.)
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 DELTA = 1e-3  # smallest scatter relative to the largest; see above
 MAX_DEFAULT_RANK = 80  # as in the paper
-
-
-@dataclass
-class Fisher:
-    basis: Tensor  # R, (r, D)
-    spectrum: Tensor  # Lambda, (r, r)
-    rest: Tensor  # rho, ()
 
 
 def default_rank(length: int) -> int:
@@ -85,59 +76,13 @@ def first_basis(rank: int, length: int, **kind) -> Tensor:
     return basis / basis.norm(dim=1, keepdim=True)
 
 
-def zero_fisher(rank: int, length: int, **kind) -> Fisher:
-    """The state before the first gradient; `kind`: dtype and device."""
-    basis = first_basis(rank, length, **kind)
-    return Fisher(basis, torch.zeros(rank, rank, **kind), torch.zeros((), **kind))
-
-
-def precondition(x: Tensor, fisher: Fisher, alpha: float, power: float = 1.0) -> Tensor:
-    """X (N, D) -> X_hat (N, D)."""
-    r, lam, rho = fisher.basis, fisher.spectrum, fisher.rest
-    rank, length = r.shape
-    trace = lam.trace() + (length - rank) * rho
-    if trace == 0 or not trace.isfinite():
-        return x
-    beta0 = alpha * trace / length
-    eye = torch.eye(rank, dtype=x.dtype, device=x.device)
-    if power == 1:
-        inverse = torch.linalg.inv(lam + beta0 * eye)
-    else:
-        values, vectors = torch.linalg.eigh(lam + beta0 * eye)
-        inverse = vectors * values**-power @ vectors.T
-    middle = eye - (rho + beta0) ** power * inverse
-    x_hat = x - x @ r.T @ middle @ r
-    scale = x.norm() / x_hat.norm()
-    return x_hat * scale if scale.isfinite() else x_hat
-
-
-def update(x: Tensor, fisher: Fisher, eta: float) -> Fisher:
-    """F, updated with the gradient X (N, D)."""
-    r, lam, rho = fisher.basis, fisher.spectrum, fisher.rest
-    (rows, length), rank = x.shape, r.shape[0]
-    r_scatter = r @ x.T @ x / rows  # R S
-    shift = eta * DELTA * size_of(r_scatter)
-    y = eta * r_scatter + (1 - eta) * lam @ r + shift * r
-    size = size_of(y)
-    if not size.isfinite() or size < smallest(x.dtype):
-        return fisher
-    # The SVD of Y = U C^1/2 R, not the eigenvalues of Z, which would lose half of the digits.
-    _, root, basis = torch.linalg.svd(y / size, full_matrices=False)
-    spectrum = torch.diag(root * size)
-    trace = eta * x.square().sum() / rows + shift * length
-    trace = trace + (1 - eta) * (lam.trace() + (length - rank) * rho)
-    rest = ((trace - spectrum.trace()) / (length - rank)).clamp_min(
-        shift
-    )  # below shift only by rounding
-    return Fisher(basis, spectrum, rest)
-
-
-def size_of(matrices: Tensor) -> Tensor:
-    """Frobenius norms, (..., r, D) -> (...), scaled to avoid overflow and underflow: a scatter
-    contains squares already, and the norm would square these."""
-    largest = matrices.abs().amax((-2, -1), keepdim=True)
-    largest = largest.clamp_min(torch.finfo(matrices.dtype).tiny)
-    return largest[..., 0, 0] * torch.linalg.matrix_norm(matrices / largest)
+def zero_fisher(rank: int, length: int, **kind) -> dict[str, Tensor]:
+    """R, Lambda and rho before the first gradient; `kind`: dtype and device."""
+    return {
+        "basis": first_basis(rank, length, **kind),  # (r, D)
+        "spectrum": torch.zeros(rank, rank, **kind),  # (r, r)
+        "rest": torch.zeros((), **kind),  # ()
+    }
 
 
 def smallest(dtype: torch.dtype) -> float:

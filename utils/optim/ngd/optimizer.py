@@ -7,13 +7,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from utils.exchange import Exchange
-from utils.machine.float32 import float32_products
+from utils.machine.backends import float32_products
 from utils.optim.found_inf import is_on_host
-from utils.optim.ngd.adam import AdamParameters
-from utils.optim.ngd.batch import Batch, is_plain, kind_of
+from utils.optim.multi_tensor import Flags, is_expanded, loss_of
+from utils.optim.ngd.batch import AdamParameters, Batch, is_plain, kind_of
 from utils.optim.ngd.batched_fisher import FISHER, AxisBatch, renew_multipliers_, update_
 from utils.optim.ngd.shares import Shares, shares_of
-from utils.optim.parameters import Flags, is_expanded
 
 AXES = ("all", "channels")
 NORMS = ("gradient", "fixed")
@@ -61,7 +60,7 @@ class NGD(Optimizer):
     k `basis_k` (r, D), `spectrum_k` (r, r) and `rest_k` (), float32 (float64 for float64
     parameters); and `step`, an int: its steps so far, which time the updates of the Fisher
     matrices. (On a GPU skipped steps count, too, since the host does not know of them.) Groups with
-    `adam` have the state of torch.optim.AdamW, see adam.py.
+    `adam` have the state of torch.optim.AdamW, see `AdamParameters`.
 
     Over several ranks, all of which step the same parameters with the same reduced gradients, each
     rank computes about 1 / N of the updates of Fisher matrices and sends them to the others
@@ -91,14 +90,11 @@ class NGD(Optimizer):
             down less and takes a smaller alpha, such as .01 (see fisher.py).
         momentum_first: momentum comes before the Fisher matrices, not after them; their scatter is
             then that of the averaged gradients.
-        adam: all parameters of the group take AdamW's steps (see adam.py), with its `lr` and
+        adam: all parameters of the group take AdamW's steps, with its `lr` and
             `weight_decay`: for embeddings, norms and biases.
         products: precision of the factors in products with gradients: "float32", or "fast", that of
             matrix units (TF32 on a GPU, bfloat16 on a CPU that has them), summed in float32.
             Gradients that were computed in bfloat16 are no more precise than that.
-        foreach: all tensors of a shape at once (None too, which is PyTorch's usual default).
-            False: tensors and axes one by one, by the equations as they are written in
-            `fisher.py`; the same result, slower, and with waits. Every rank makes all updates.
         exchange: the other ranks. A copy by pickle or deepcopy is for a single process.
 
     Raises:
@@ -136,22 +132,15 @@ class NGD(Optimizer):
         momentum_first: bool = False,
         adam: bool = False,
         products: str = "float32",
-        foreach: bool | None = True,
         exchange: Exchange | None = None,
     ):
-        settings = {
-            "lr": lr, "momentum": momentum, "nesterov": nesterov, "dampening": dampening,
-            "weight_decay": weight_decay, "decoupled": decoupled, "alpha": alpha, "rank": rank,
-            "update_period": update_period, "eta": eta, "axes": axes,
-            "norm": norm, "power": power, "momentum_first": momentum_first, "adam": adam,
-            "products": products, "foreach": foreach is None or bool(foreach),
-        }  # fmt: skip
+        given = locals()
         self._exchange = exchange or Exchange()
         self._batches: list[Batch] = []
         self._adams: list[AdamParameters] = []
         self._shares: list[Shares] = []
         self._signature: tuple | None = None
-        super().__init__(params, settings)
+        super().__init__(params, {name: given[name] for name in _SETTINGS})
 
     def add_param_group(self, param_group: dict) -> None:
         _check({**self.defaults, **param_group})
@@ -166,7 +155,6 @@ class NGD(Optimizer):
 
     def load_state_dict(self, state_dict: dict) -> None:
         super().load_state_dict(state_dict)
-        self._batches, self._adams, self._signature = [], [], None
         # PyTorch has given all of it the dtype of its parameter; Fisher matrices have their own.
         saved = [key for group in state_dict["param_groups"] for key in group["params"]]
         own = [parameter for group in self.param_groups for parameter in group["params"]]
@@ -179,10 +167,7 @@ class NGD(Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
         """One step. `closure`: zeroes the gradients, computes the loss and returns it."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         flag = getattr(self, "found_inf", None)
         if flag is not None and is_on_host(flag) and flag:
             return loss
@@ -215,13 +200,11 @@ class NGD(Optimizer):
             flags = Flags.of(self, batch.device)
             if batch.is_plain:
                 batch.descend(batch.gradients(), flags)
-            elif batch.group["foreach"]:
+            else:
                 memory, other = self._workspaces[batch.device, batch.dtype]
                 batch.descend(batch.precondition(memory, other, flags), flags)
                 if batch.updates_now:
                     due.setdefault(batch.together, []).append(batch)
-            elif flags.left_out is None or not flags.left_out:  # here the host waits
-                batch.descend(batch.precondition_one_by_one(flags), flags)
         for (device, *_), batches in due.items():
             axes = [axis for batch in batches for axis in batch.axes if axis.is_ours]
             update_(axes, Flags.of(self, device).left_out)
@@ -300,7 +283,7 @@ def _whole(value) -> bool:
 def _check(settings: dict) -> None:
     wrong = [
         f"{name} {settings[name]} is not {meaning}"
-        for name, (holds, meaning) in _RANGES.items()
+        for name, (holds, meaning) in _SETTINGS.items()
         if not holds(settings[name])
     ]
     if settings["nesterov"] and (settings["momentum"] == 0 or settings["dampening"] != 0):
@@ -309,11 +292,18 @@ def _check(settings: dict) -> None:
         raise ValueError(f"NGD: {wrong[0]}")
 
 
-_RANGES = {
+def _is_bool(value) -> bool:
+    return isinstance(value, bool)
+
+
+# The settings of a group, and what each may be.
+_SETTINGS = {
     "lr": (lambda value: value >= 0, "0 or more"),
     "momentum": (lambda value: 0 <= value < 1, "from 0 to below 1"),
+    "nesterov": (_is_bool, "true or false"),
     "dampening": (lambda value: 0 <= value <= 1, "from 0 to 1"),
     "weight_decay": (lambda value: value >= 0, "0 or more"),
+    "decoupled": (_is_bool, "true or false"),
     "alpha": (lambda value: 0 < value < float("inf"), "above 0 and finite"),
     "rank": (lambda value: value is None or _whole(value), "a whole number above 0, or None"),
     "update_period": (_whole, "a whole number above 0"),
@@ -321,18 +311,9 @@ _RANGES = {
     "axes": (lambda value: value in AXES, f"one of {', '.join(AXES)}"),
     "norm": (lambda value: value in NORMS, f"one of {', '.join(NORMS)}"),
     "power": (lambda value: value in POWERS, "1 or 0.5"),
-    "momentum_first": (lambda value: isinstance(value, bool), "true or false"),
-    "adam": (lambda value: isinstance(value, bool), "true or false"),
+    "momentum_first": (_is_bool, "true or false"),
+    "adam": (_is_bool, "true or false"),
     "products": (lambda value: value in PRODUCTS, f"one of {', '.join(PRODUCTS)}"),
 }
 # Settings on which batches depend: they are rebuilt if one changes.
-_OF_BATCHES = (
-    "rank",
-    "axes",
-    "norm",
-    "power",
-    "momentum_first",
-    "adam",
-    "foreach",
-    "update_period",
-)
+_OF_BATCHES = ("rank", "axes", "norm", "power", "momentum_first", "adam", "update_period")

@@ -26,7 +26,7 @@ def shares_of(batches: list[Batch], exchange: Exchange) -> list[Shares]:
         return []
     together: dict[tuple, list[Batch]] = {}
     for batch in batches:
-        if batch.axes and batch.group["foreach"]:
+        if batch.axes:
             together.setdefault(batch.together, []).append(batch)
     return [Shares(members, exchange) for members in together.values()]
 

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from utils.data.loader import Loader
 from utils.exchange import Exchange
 from utils.local.workers import Workers
-from utils.machine.cudnn import search_plans
+from utils.machine.backends import search_plans
 
 
 class NormStatistics:

@@ -5,8 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from utils.fused.dropout import Dropout, dropout
 from utils.models import transformer
-from utils.models.dropout import Dropout, dropout
 from utils.models.transformer import attend
 
 

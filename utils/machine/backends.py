@@ -1,0 +1,86 @@
+"""How PyTorch works in this process: cuDNN's plans, the precision of float32, and a saved import.
+
+cuDNN makes an execution plan for each new shape and caches it. Convolutions (`search_plans`,
+`trial_plans`): benchmarking all plans of a shape takes seconds and finds a faster one than cuDNN's
+heuristics. This pays off for training's full micro-batches, but not for an epoch's smaller last
+one, for evaluation, or for the sizes that --auto_batch tries. Attention (`prefer_flash_attention`):
+cuDNN's needs a plan for every new sequence length, and making it takes longer than the attention
+itself. FlashAttention needs none.
+"""
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Iterator
+
+import torch
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+
+def search_plans(wanted: bool) -> None:
+    """Sets whether convolutions of a new shape, backward passes included, benchmark all plans from
+    now on. Shapes that already have a plan keep it, even one from cuDNN's heuristics."""
+    torch.backends.cudnn.benchmark = wanted
+
+
+@contextlib.contextmanager
+def trial_plans() -> Iterator[None]:
+    """A context in which convolutions use the plans of cuDNN's heuristics, without leaving them in
+    the cache for training: PyTorch caches plans of deterministic convolutions separately."""
+    before = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = before
+
+
+def prefer_flash_attention() -> None:
+    """Disables cuDNN's attention for `scaled_dot_product_attention`, and from PyTorch 2.15 on for
+    `varlen_attn`; for earlier versions see `utils.models.transformer.WINDOWS`."""
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+@contextlib.contextmanager
+def float32_products(kind: str):
+    """A context that sets the precision of float32 matrix products and convolutions: full, or with
+    inputs rounded first.
+
+    The settings are process-wide, so they also hold for autograd's threads, which run the backward
+    pass on a GPU, if it is called within the context. Changing them needs no synchronization: they
+    choose the kernel at launch.
+
+    Args:
+        kind: "float32": full precision. "fast": inputs are rounded to TF32 on a GPU, to bfloat16 on
+            a CPU with bfloat16 instructions, and accumulated in float32; other CPUs use full
+            precision.
+    """
+    gpu, cpu = ("tf32", "bf16") if kind == "fast" else ("ieee", "ieee")
+    wanted = {
+        torch.backends.cuda.matmul: gpu,
+        torch.backends.cudnn.conv: gpu,
+        torch.backends.mkldnn.matmul: cpu,
+        torch.backends.mkldnn.conv: cpu,
+    }
+    # Not by `allow_tf32`: PyTorch raises on reading the old setting once the new one differs.
+    before = {backend: backend.fp32_precision for backend in wanted}
+    try:
+        for backend, precision in wanted.items():
+            backend.fp32_precision = precision
+        yield
+    finally:
+        for backend, precision in before.items():
+            backend.fp32_precision = precision
+
+
+@functools.cache  # a second time would take away the hooks that optimizers have got meanwhile
+def keep_optimizers_eager() -> None:
+    """Spares a process that compiles nothing two seconds of CPU time, a third of a short run.
+
+    Some methods of `torch.optim` import torch._dynamo at their first call, only to keep it out of
+    them. They become the functions without this wrapper.
+    """
+    for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
+        setattr(Optimizer, name, inspect.unwrap(getattr(Optimizer, name)))
+    for kind in (Adam, AdamW, SGD):
+        kind.step = torch.no_grad()(inspect.unwrap(kind.step))  # type: ignore[method-assign]
