@@ -8,10 +8,9 @@ from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
 from utils.plural import counted
 from utils.reporting.run_folder import REPORT, default_path
 from utils.runs.prepare import measure_split, prepare
-from utils.runs.report import flip_text
+from utils.runs.report import flip_text, report_classes
 from utils.runs.resume import which_weights
 from utils.runs.run import Run
-from utils.runs.summary import report_classes
 from utils.tasks.kinds import Kind
 
 
