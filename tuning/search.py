@@ -14,10 +14,10 @@ from pathlib import Path
 
 from tuning.flags import for_trials, listed, seconds
 from tuning.machine import machine
-from utils.errors import UserError
-from utils.files import denial, reason
+from utils.errors import UserError, one_line
+from utils.files import reason
 from utils.launch.signals import Signals, StoppedBySignal
-from utils.machine.packages import not_installed
+from utils.machine.packages import mendable
 from utils.plural import counted
 from utils.reporting.console import Console
 from utils.settings.command_line import read_command_line
@@ -65,11 +65,9 @@ def search(target: Target, search_class: type[Config], description: str, argv=No
         settings, origin = parse(search_class, argv, description, print)
         Search(target, settings, origin, signals).run()
     except (UserError, OSError, ModuleNotFoundError) as error:
-        told = denial(error) if isinstance(error, OSError) else not_installed(error)
-        told = error if isinstance(error, UserError) else told
-        if told is None:
+        if (told := mendable(error)) is None:
             raise
-        print(f"error: {' '.join(str(told).split())}", file=sys.stderr)
+        print(f"error: {one_line(told)}", file=sys.stderr)
         return 2
     except StoppedBySignal as stopped:
         print(stopped.line, file=sys.stderr)

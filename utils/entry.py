@@ -12,8 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from utils.errors import UnknownFlag, UserError
-from utils.files import denial
+from utils.errors import UserError, one_line
 from utils.launch.environment import (
     LAUNCH_RUN,
     LaunchedAs,
@@ -26,10 +25,9 @@ from utils.launch.environment import (
 )
 from utils.launch.flags import check_launch_flags, take_launch_flags
 from utils.launch.signals import Signals, StoppedBySignal
-from utils.machine.packages import not_installed
+from utils.machine.packages import mendable
 from utils.runs.run import Run
 from utils.settings.config import fields, parse
-from utils.settings.owners import with_owners
 from utils.settings.transfer import is_published
 
 # PyTorch is imported inside the functions that need it: --help and wrong flags answer at once.
@@ -80,19 +78,16 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
         if draws and find_spec("matplotlib") is None:  # else it is missed only at the end
             raise ModuleNotFoundError(name="matplotlib")
         return act(settings, origin, signals) or 0
-    except UnknownFlag as error:
-        return _refuse(with_owners(error))
-    except UserError as error:
-        return _refuse(error)
     except StoppedBySignal as stopped:
         if place is None or place.rank == 0:
             with contextlib.suppress(OSError):  # a terminal that is closed
                 print(stopped.line, file=sys.stderr, flush=True)
         return stopped.exit_code
     except Exception as error:
-        told = denial(error) if isinstance(error, OSError) else not_installed(error)
-        if told is not None:
-            return _refuse(told)
+        if (told := mendable(error)) is not None:
+            if note_exit_code(2):  # one of the launched processes says it
+                print(f"error: {one_line(told)}", file=sys.stderr)
+            return 2
         if place is None or not _is_lost_peer(error):
             raise
         print(lost_peer_line(place.rank, error), file=sys.stderr, flush=True)
@@ -108,12 +103,6 @@ def lost_peer_line(rank: int, error: Exception) -> str:
     not exist, a firewall, a GPU without memory."""
     cause = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return f"rank {rank}: another process of this run is gone, or cannot be reached: {cause}"
-
-
-def _refuse(error: UserError) -> int:
-    if note_exit_code(2):  # one of the launched processes says it
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return 2
 
 
 def run_model(
@@ -161,7 +150,7 @@ def print_lines(lines: Callable[[], list[str]]) -> int:
     try:
         print("\n".join(lines()), flush=True)
     except (UserError, ModuleNotFoundError) as error:
-        print(f"error: {not_installed(error) or error}", file=sys.stderr)
+        print(f"error: {mendable(error) or error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader, such as `head`, wants no more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit

@@ -12,7 +12,7 @@ import threading
 import uuid
 from pathlib import Path
 
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 from utils.files import reason, replace_file
 
 # TensorBoard and wandb are imported inside functions: together they take half a second, and most
@@ -68,7 +68,7 @@ class _Tracker:
         except Exception as error:  # the package may raise anything
             if self._works:
                 self._works = False
-                why = reason(error) if isinstance(error, OSError) else _one_line(error)
+                why = reason(error) if isinstance(error, OSError) else one_line(error).rstrip(".")
                 self._warn(f"{self.name}: {why}; training continues without it")
 
 
@@ -226,7 +226,7 @@ class Wandb(_Tracker):
                 self._run.define_metric("step", hidden=True)
                 self._run.define_metric("*", step_metric="step")
         except Exception as error:  # any of wandb's: no login, no network, a bad name
-            why = reason(error) if isinstance(error, OSError) else _one_line(error)
+            why = reason(error) if isinstance(error, OSError) else one_line(error).rstrip(".")
             way_out = "fix that, or use --wandb disabled"
             if mode == "online":
                 way_out = "fix that, run `wandb login`, or use --wandb offline"
@@ -310,7 +310,3 @@ def _public(value):
         path = os.path.expanduser(value)
         return os.path.basename(os.path.normpath(path)) if os.path.isabs(path) else str(value)
     return value
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

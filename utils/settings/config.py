@@ -21,7 +21,6 @@ from utils.errors import UserError
 from utils.settings.actions import ACTIONS, KEPT_BY_TRAINING, KEPT_WITH_DATA, TRAIN, asked_for
 from utils.settings.aliases import MEANINGS
 from utils.settings.command_line import read_command_line
-from utils.settings.hosts import places_of
 from utils.settings.values import (
     canonical_name,
     convert,
@@ -171,6 +170,8 @@ def _read_places(config_class, new: Mapping) -> dict:
     """The settings that --host_config gives this host, converted and checked."""
     if new.get("host_config") is None:
         return {}
+    from utils.settings.yaml_file import places_of  # slow to import: only where a file is read
+
     path, known = Path(new["host_config"]), fields(config_class)
     places = places_of(path, socket.gethostname(), known)
     return {name: convert(known[name], value, f"{path}: {name}") for name, value in places.items()}

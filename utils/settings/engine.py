@@ -7,7 +7,7 @@ from utils.errors import UserError
 from utils.machine.packages import OF_ONNX, missing_text
 from utils.setting import setting
 from utils.settings.config import Config, refuse_beside
-from utils.settings.strategies import STRATEGIES
+from utils.settings.distributed import STRATEGIES
 
 machine_flag = partial(setting, group="machine")
 ENGINES = ("torch", "ort")

@@ -32,7 +32,7 @@ from tokenizers import (
 )
 from tqdm import tqdm
 
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 from utils.files import reason
 
 KINDS = ("wordpiece", "bpe", "bpe_unicode", "unigram")
@@ -122,7 +122,7 @@ def tokenizer_from_json(text: str) -> Tokenizer:
         # A panic in the library's Rust code arrives as a BaseException.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise ValueError(" ".join(str(error).split())[:200]) from error
+        raise ValueError(one_line(error, 200)) from error
     return tokenizer
 
 

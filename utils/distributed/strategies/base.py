@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.model_tensors import ModelTensors
-from utils.settings.strategies import STRATEGIES
+from utils.settings.distributed import STRATEGIES
 
 
 def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
