@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
-from utils.data.texts.sources import MAX_BAD, TEXT_DATASETS
+from utils.data.texts.sources import MAX_BAD, MAX_TOKENS, TEXT_DATASETS, TOKENIZERS
 from utils.errors import UserError
 from utils.setting import setting
 from utils.settings.config import Config
@@ -14,9 +14,7 @@ from utils.settings.optimization import optimizer_flag
 text_flag = partial(setting, group="texts")
 # Of the user's own files.
 file_flag = partial(data_flag, resume="free", essential=True)
-# The largest --max_len; the cache holds up to this many tokens of a text.
-MOST_TOKENS = 2048
-TRAINED = ("auto", "wordpiece", "bpe", "bpe_unicode", "unigram")  # tokenizers
+TRAINED = ("auto", *TOKENIZERS)
 
 
 @dataclass
@@ -98,7 +96,7 @@ class TextFlags(Config):
     max_len: int = text_flag(
         256,
         "Tokens of a text that are read, from its beginning", low=2,
-        high=MOST_TOKENS, unit="tokens",
+        high=MAX_TOKENS, unit="tokens",
     )  # fmt: skip
     batch_tokens: int | None = optimizer_flag(
         None,

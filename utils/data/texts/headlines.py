@@ -13,7 +13,7 @@ from itertools import combinations
 
 import numpy as np
 
-from utils.data.texts.sources import FILE_FLAGS, TextData, TextRequest, Texts, TextSource
+from utils.data.texts.sources import TextData, TextRequest, Texts, TextSource
 
 CLASSES = ["business", "science", "sports", "world"]
 TRAIN_PER_CLASS, TEST_PER_CLASS = 1000, 250
@@ -75,16 +75,9 @@ _CLAUSES = [
 _STRAY = "unlike the {x} of last year, this one {verb} the {w}"
 
 
-def open_headlines(request: TextRequest) -> TextSource:
+def open_headlines(name: str, request: TextRequest) -> TextSource:
     """4,000 training and 1,000 test texts, equally many of each class."""
-    request.refuse("headlines", "is built in", *FILE_FLAGS, "text_columns", "label_column")
-    return TextSource(
-        name="headlines",
-        files={},
-        version=VERSION,
-        description="built-in synthetic data",
-        load=_load,
-    )
+    return TextSource(name, {}, VERSION, "built-in synthetic data", _load)
 
 
 def _load() -> TextData:

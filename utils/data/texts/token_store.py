@@ -18,7 +18,8 @@ import numpy as np
 
 from utils.data.array_file import write_array
 from utils.data.cache_folder import built_folder
-from utils.data.texts.tokenizer import MAX_TOKENS, unknown_id
+from utils.data.texts.sources import MAX_TOKENS
+from utils.data.texts.tokenizer import unknown_id
 from utils.files import write_synced
 
 VERSION = 1  # of a folder's layout

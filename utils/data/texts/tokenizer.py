@@ -32,14 +32,12 @@ from tokenizers import (
 )
 from tqdm import tqdm
 
+from utils.data.texts.files import reading
+from utils.data.texts.sources import MAX_TOKENS
 from utils.errors import UserError, one_line
-from utils.files import reason
 
-KINDS = ("wordpiece", "bpe", "bpe_unicode", "unigram")
 PAD, UNK, CLS, MASK = "[PAD]", "[UNK]", "[CLS]", "[MASK]"
 SPECIAL = [PAD, UNK, CLS, MASK]  # their ids are 0 to 3
-SMALLEST_VOCABULARY = 300  # 256 bytes, the special tokens and a few more
-MAX_TOKENS = 2048
 MAX_FILE_BYTES = 256 << 20
 # Training time grows with the square of a word's length: longer ones (binary data, say) are cut.
 _LONG_WORD = re.compile(r"\S{256}(?=\S)")
@@ -65,16 +63,10 @@ def train_tokenizer(
     Args:
         kind: "wordpiece" (BERT's), "bpe" (GPT-2's, of bytes: nothing is unknown), "bpe_unicode"
             (the same with words of all scripts) or "unigram" (SentencePiece's).
-        vocab_size: the most tokens that it may have, special ones included; at least 300.
+        vocab_size: the most tokens that it may have, special ones included; at least 300: 256
+            bytes, the special tokens and a few more.
         lowercase: ignore case and, in wordpiece, accents.
-
-    Raises:
-        UserError: an unknown kind, or too small a vocabulary.
     """
-    if kind not in KINDS:
-        raise UserError(f"--tokenizer takes one of {', '.join(KINDS)}, or a file, not {kind!r}")
-    if vocab_size < SMALLEST_VOCABULARY:
-        raise UserError(f"--vocab_size must be at least {SMALLEST_VOCABULARY}, not {vocab_size}")
     bpe = partial(_train_bpe, unicode=kind == "bpe_unicode")
     train = {"wordpiece": _train_wordpiece, "unigram": _train_unigram}.get(kind, bpe)
     tokenizer = train([_LONG_WORD.sub(r"\g<0> ", text) for text in texts], vocab_size, lowercase)
@@ -94,11 +86,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
     Raises:
         UserError: it cannot be read, or is not a tokenizer.
     """
-    try:
-        with open(path, "rb") as file:
-            content = file.read(MAX_FILE_BYTES)
-    except OSError as error:
-        raise UserError(f"cannot read {str(path)!r}: {reason(error)}") from error
+    with reading(path), open(path, "rb") as file:
+        content = file.read(MAX_FILE_BYTES)
     try:
         return tokenizer_from_json(content.decode())
     except ValueError as error:
@@ -152,7 +141,6 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
 def encode(
     tokenizer: Tokenizer,
     texts: Sequence[str],
-    *,
     max_tokens: int = MAX_TOKENS,
     progress: bool = False,
     description: str = "texts",

@@ -11,9 +11,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from utils.data.texts.basic_english import BASIC_ENGLISH, load_vocabulary, train_basic_english
-from utils.data.texts.csv_texts import file_sum
+from utils.data.texts.files import file_sum
+from utils.data.texts.sources import TOKENIZERS
 from utils.data.texts.tokenizer import (
-    KINDS,
     load_tokenizer,
     tokenizer_from_json,
     train_tokenizer,
@@ -29,10 +29,9 @@ class TokenizerRequest:
     """How the tokenizer of a data set is made or found.
 
     Args:
-        name: one of KINDS, to be trained, or "auto": wordpiece, or bpe_unicode for training texts
-            that wordpiece does not suit; "basic_english", whose vocabulary is
-            counted, or read from `vocab`; or the path of a tokenizer.json, or of a folder that
-            holds one.
+        name: one of TOKENIZERS, to be trained, or "auto": wordpiece, or bpe_unicode for training
+            texts that wordpiece does not suit; "basic_english", whose vocabulary is counted, or
+            read from `vocab`; or the path of a tokenizer.json, or of a folder that holds one.
         vocab_size: of a tokenizer that is trained or counted; None: no limit (basic_english only).
         lowercase: for a tokenizer that is trained.
         json: content of a tokenizer.json, which replaces all of these: the tokenizer that weights
@@ -93,14 +92,14 @@ class TokenizerRequest:
 
     def _file(self) -> Path | None:
         """The file that `name` is the path of; None if it is a kind. UserError if it is neither."""
-        if self.name in (AUTO, *KINDS):
+        if self.name in (AUTO, *TOKENIZERS):
             return None
         path = Path(self.name)
         if path.is_dir():
             path = path / "tokenizer.json"
         if not path.is_file():
             raise UserError(
-                f"{path} is not there: --tokenizer takes {AUTO}, {', '.join(KINDS)}, "
+                f"{path} is not there: --tokenizer takes {AUTO}, {', '.join(TOKENIZERS)}, "
                 "basic_english, or the path of a tokenizer.json"
             )
         return path
