@@ -88,7 +88,11 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
             if note_exit_code(2):  # one of the launched processes says it
                 print(f"error: {one_line(told)}", file=sys.stderr)
             return 2
-        if place is None or not _is_lost_peer(error):
+        if place is None:
+            raise
+        from utils.distributed.group import is_lost_peer
+
+        if not is_lost_peer(error):
             raise
         print(lost_peer_line(place.rank, error), file=sys.stderr, flush=True)
         # Waits until the launcher has seen the other process end, and names that one; it then ends
@@ -138,8 +142,12 @@ def run_model(
             check_model(settings)
             checkpoint = run.load_checkpoint()
             card = kind.card(checkpoint) if checkpoint else None
-            do = _train_or_evaluate if settings.action.needs_data else _predict_or_export
-            do(run, kind, checkpoint, card)
+            if settings.action.needs_data:
+                _train_or_evaluate(run, kind, checkpoint, card)
+            else:
+                from utils.inference.use_model import use_model
+
+                use_model(run, kind.build_model(card).to(run.device), checkpoint, card)
         return None
 
     return run_entry(config_class, act, description, argv)
@@ -157,15 +165,8 @@ def print_lines(lines: Callable[[], list[str]]) -> int:
     return 0
 
 
-def _predict_or_export(run: Run, kind, checkpoint, card) -> None:
-    from utils.inference.use_model import use_model
-
-    use_model(run, kind.build_model(card).to(run.device), checkpoint, card)
-
-
 def _train_or_evaluate(run: Run, kind, checkpoint, card) -> None:
     """What needs the data set: training, --dry_run and --eval_only."""
-    from utils.inference.evaluate import evaluate_only
     from utils.runs.prepare import prepare_model
     from utils.runs.train_classifier import train_classifier
     from utils.weights.pretrained import load_pretrained
@@ -183,6 +184,8 @@ def _train_or_evaluate(run: Run, kind, checkpoint, card) -> None:
     if run.settings.action.trains:
         train_classifier(run, ready, task, checkpoint)
     else:
+        from utils.inference.use_model import evaluate_only
+
         evaluate_only(run, ready, task, checkpoint)
 
 
@@ -229,9 +232,3 @@ def _is_launched() -> bool:
         return launched() is not None
     except UserError:
         return False
-
-
-def _is_lost_peer(error: Exception) -> bool:
-    from utils.distributed.group import is_lost_peer
-
-    return is_lost_peer(error)

@@ -129,7 +129,7 @@ def load_text_task(
 def _load_data(settings: TextSettings, tokenizer: str | None) -> TokenizedData:
     return load_tokenized(
         settings.dataset,
-        _text_request(settings),
+        text_request(settings),
         TokenizerRequest(
             settings.tokenizer,
             settings.vocab_size,
@@ -145,7 +145,9 @@ def _load_data(settings: TextSettings, tokenizer: str | None) -> TokenizedData:
     )
 
 
-def _text_request(settings: TextSettings) -> TextRequest:
+def text_request(settings: TextSettings) -> TextRequest:
+    """Which files, columns and rows the settings ask for."""
+
     def path(name: str | None) -> Path | None:
         return None if name is None else Path(name)
 
@@ -179,7 +181,7 @@ def _loader(
 def _load_all_of(path: Path, run, card: TextCard) -> TextTask:
     """All texts of a table, for the trained model whose card this is."""
     settings, say, classes = run.settings, run.console.say, list(card.classes)
-    request = _text_request(settings)
+    request = text_request(settings)
     written = _as_written(path, settings.dataset, classes, request)
     samples = read_files(request, {"test": path}, tuple(written), card.line_end)
     texts = to_texts(samples["test"], written)
