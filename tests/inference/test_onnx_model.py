@@ -18,9 +18,9 @@ import transformer_test
 import vit_test
 from utils.errors import UserError
 from utils.inference import export_onnx, onnx_model
+from utils.inference.export_onnx import OnnxSession
 from utils.inference.export_samples import PictureSamples, TextSamples
 from utils.inference.onnx_model import OnnxModel
-from utils.inference.onnx_session import OnnxSession
 from utils.weights.card import ModelCard
 
 PICTURES = PictureSamples(

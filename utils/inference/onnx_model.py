@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from utils.errors import UserError
-from utils.inference.export_onnx import TOLERANCE, close, trace, traceable
+from utils.inference.export_onnx import TOLERANCE, OnnxSession, close, trace, traceable
 from utils.inference.export_samples import PictureSamples, TextSamples
-from utils.inference.onnx_session import OnnxSession
 from utils.packed import PackedTokens
+from utils.plural import counted
 
 _OTHER_WAY = "leave out --engine ort"
 
@@ -41,7 +41,8 @@ class OnnxModel(nn.Module):
         self.model, self.samples, self.say = model, samples, say
         plain = traceable(model, _OTHER_WAY)
         try:
-            proto = trace(plain, _FromInputs(samples))
+            example = samples.prepared(samples.example().numpy()).contiguous()
+            proto = trace(plain, example, samples.dynamic_shapes(), "inputs", "logits")
         except UserError as error:
             raise UserError(f"--engine ort: {error}: {_OTHER_WAY}") from error
         self.session = OnnxSession(proto, _OTHER_WAY)
@@ -63,7 +64,6 @@ class OnnxModel(nn.Module):
     def _compare(self, found: np.ndarray, expected: np.ndarray) -> None:
         """Compares probabilities (n, classes) with those of PyTorch."""
         session, what = self.session, self.samples.what
-        threads = f"{session.threads} thread" + "s" * (session.threads > 1)
         difference = float(np.abs(found - expected).max())
         if not close(found, expected):
             raise UserError(
@@ -73,24 +73,6 @@ class OnnxModel(nn.Module):
                 "of onnxruntime"
             )
         self.say(
-            f"{session.engine}, {threads}: on the first {len(found):,} {what} "
-            f"within {difference:.1e} of PyTorch's probabilities"
+            f"{session.engine}, {counted(session.threads, 'thread')}: on the first "
+            f"{len(found):,} {what} within {difference:.1e} of PyTorch's probabilities"
         )
-
-
-class _FromInputs:
-    """For `trace`: a graph from the inputs of the model, as it takes them, to its logits."""
-
-    name, output = "inputs", "logits"
-
-    def __init__(self, samples: PictureSamples | TextSamples):
-        self.samples = samples
-
-    def example(self) -> Tensor:
-        return self.samples.prepared(self.samples.example().numpy()).contiguous()
-
-    def dynamic_shapes(self) -> dict:
-        return self.samples.dynamic_shapes()
-
-    def graph(self, model: nn.Module) -> nn.Module:
-        return model
