@@ -71,9 +71,18 @@ class Config:
         called with a line on each."""
         return {}
 
-    def ineffective(self) -> Iterator[tuple[str, str, str]]:
-        """(setting, reason, the other setting that is the cause) for each without effect."""
+    def ineffective(self) -> Iterator[tuple[str | Collection[str], str, str]]:
+        """(setting or several, reason, the other setting that is the cause) for those without
+        effect."""
         yield from ()
+
+    def without_effect(self) -> dict[str, tuple[str, str]]:
+        """{setting without effect: (reason, cause)}, the first that is given for each."""
+        reasons: dict[str, tuple[str, str]] = {}
+        for names, reason, cause in self.ineffective():
+            for name in (names,) if isinstance(names, str) else names:
+                reasons.setdefault(name, (reason, cause))
+        return reasons
 
     def validate(self) -> None:
         """Raises UserError if settings contradict each other; sets those whose default depends on
@@ -88,11 +97,9 @@ def refuse_beside(flag: str, others: Iterable[tuple[str, bool, str]]) -> None:
             raise UserError(f"{other} cannot be combined with {flag}: {reason}")
 
 
-def _fields_of(config_class) -> dict[str, dataclasses.Field]:
+@functools.cache
+def fields(config_class) -> dict[str, dataclasses.Field]:
     return {field.name: field for field in dataclasses.fields(config_class)}
-
-
-fields: Callable[[type], dict[str, dataclasses.Field]] = functools.cache(_fields_of)
 
 
 def parse(config_class, argv: list[str], description: str, say: Callable = lambda line: None):
@@ -125,7 +132,7 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
         if new.get("auto_batch"):  # the command that started the run may be given again
             found = {name for name, came in origins.items() if came == PROBED}
             new, from_file, typed = (_without(found, given) for given in (new, from_file, typed))
-        idle = _reasons(config_class(**(values | saved | new)))
+        idle = config_class(**(values | saved | new)).without_effect()
         _check_unchanged(config_class, run, saved, _without(idle, new))
         action = asked_for(new)[0]
         of_training = () if action.trains else KEPT_BY_TRAINING
@@ -144,7 +151,7 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
     origin |= dict.fromkeys(implied, IMPLIED) | dict.fromkeys(from_file, FILE)
     origin |= dict.fromkeys(of_host, HOST) | dict.fromkeys(typed, COMMAND_LINE)
     settings = config_class(**values)
-    for name, (reason, cause) in _reasons(settings).items():
+    for name, (reason, cause) in settings.without_effect().items():
         field = fields(config_class)[name]
         if name not in typed:
             # Kept without a word: a recipe's setting that loses its effect through the command
@@ -175,14 +182,6 @@ def _read_places(config_class, new: Mapping) -> dict:
     path, known = Path(new["host_config"]), fields(config_class)
     places = places_of(path, socket.gethostname(), known)
     return {name: convert(known[name], value, f"{path}: {name}") for name, value in places.items()}
-
-
-def _reasons(settings: Config) -> dict[str, tuple[str, str]]:
-    """{setting without effect: (reason, cause)}, the first that is given for each."""
-    reasons = {}
-    for name, reason, cause in settings.ineffective():
-        reasons.setdefault(name, (reason, cause))
-    return reasons
 
 
 def _before(config_class) -> dict:

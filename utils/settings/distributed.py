@@ -95,8 +95,8 @@ class DistributedSettings(Config):
             # A process alone can train several workers, or go on with what they have trained.
             matters = self.strategy == "local" or self.resume is not None
             names = () if matters else ("strategy",)
-            for name in (*names, "dist_timeout", "sync_bn"):
-                yield name, "it is for --distributed, which run_distributed.sh sets", "distributed"
+            reason = "it is for --distributed, which run_distributed.sh sets"
+            yield (*names, "dist_timeout", "sync_bn"), reason, "distributed"
         if self.global_batch is not None:
             if getattr(self, "batch_tokens", None) is not None:
                 yield "global_batch", "--batch_tokens sets the batch by tokens", "batch_tokens"

@@ -5,8 +5,6 @@ of the source files and of every setting that influences the tokens, so a run th
 need not even parse the texts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """The user's own texts: a training file, a test set (a file, or a part of the training file that is
 held out), and perhaps a validation file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

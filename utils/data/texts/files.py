@@ -4,8 +4,6 @@ Whatever the bytes of a file are, the result is a table in which each row has ei
 reason why it has none, or else a `UserError`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import gzip

@@ -5,8 +5,6 @@ two of the four classes, so that no single word tells the class; two words from 
 and each text has at least two. Some texts also quote a topic word of any class.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from itertools import combinations

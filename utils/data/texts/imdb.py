@@ -7,8 +7,6 @@ Maas et al., Learning Word Vectors for Sentiment Analysis (2011),
 https://aclanthology.org/P11-1015.
 """
 
-from __future__ import annotations
-
 import re
 import tarfile
 import zlib

@@ -8,8 +8,6 @@ Zhang, Zhao and LeCun, Character-level Convolutional Networks for Text Classific
 https://arxiv.org/abs/1509.01626.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Turns rows of a file into texts, with or without classes; bad rows are refused or left out."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections import Counter

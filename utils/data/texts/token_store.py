@@ -6,8 +6,6 @@ A folder holds `<split>_tokens.npy`, `<split>_offsets.npy` and `<split>_labels.n
 folder is opened.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ process to process. The training functions here remove that dependence, so that 
 the same JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Which tokenizer encodes a data set: one to be trained, a published one, or that of weights."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Callable, Sequence
