@@ -147,6 +147,7 @@ def run_model(
             else:
                 from utils.inference.use_model import use_model
 
+                assert card is not None, "these actions need a run"
                 use_model(run, kind.build_model(card).to(run.device), checkpoint, card)
         return None
 

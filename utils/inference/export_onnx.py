@@ -1,7 +1,9 @@
-"""Export to ONNX, and ONNX Runtime, which checks it before the file gets its final name."""
+"""Export to ONNX, which ONNX Runtime checks before the file gets its final name; and `--engine ort`
+without training, where it computes the model."""
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,8 @@ from utils.inference.export_samples import (
     samples_for,
 )
 from utils.machine.silence import silenced
+from utils.packed import PackedTokens
+from utils.plural import counted
 from utils.training.flops import forward_flops
 from utils.weights.card import ModelCard, TextCard
 
@@ -35,6 +39,7 @@ REFERENCE_FLOPS = 100_000_000_000
 _MISSING = re.compile(
     r"implementation for (\w+)|No Op registered for (\w+)|: ?(\w+)\(-?\d+\) is not a"
 )
+_WITHOUT_ORT = "leave out --engine ort"
 _OTHER_WAY = "export to safetensors, or try other versions of torch, onnx and onnxscript"
 
 
@@ -226,3 +231,66 @@ class OnnxSession:
             else one_line(error, 200)
         )
         return UserError(f"{self.engine} refuses the graph ({why}): {self.other_way}")
+
+
+class OnnxModel(nn.Module):
+    """Stands in for a model in evaluation: takes its inputs, and ONNX Runtime computes its logits.
+
+    The model itself computes the first batch, too, and a line says how far the probabilities are
+    apart.
+
+    Args:
+        model: on the CPU; its weights are copied into the graph.
+        samples: of its inputs.
+        say: called with that line.
+
+    Raises:
+        UserError: the model has no ONNX form, ONNX Runtime cannot compute it or, at the first
+            batch, gives other answers than PyTorch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        samples: PictureSamples | TextSamples,
+        say: Callable[[str], None],
+    ):
+        super().__init__()
+        self.model, self.samples, self.say = model, samples, say
+        plain = traceable(model, _WITHOUT_ORT)
+        try:
+            example = samples.prepared(samples.example().numpy()).contiguous()
+            proto = trace(plain, example, samples.dynamic_shapes(), "inputs", "logits")
+        except UserError as error:
+            raise UserError(f"--engine ort: {error}: {_WITHOUT_ORT}") from error
+        self.session = OnnxSession(proto, _WITHOUT_ORT)
+        self.compared = False
+
+    @torch.inference_mode()
+    def forward(self, inputs: Tensor | PackedTokens) -> Tensor:
+        """(n, channels, height, width) float32, or texts -> logits (n, classes) float32."""
+        tensor: Tensor = inputs
+        if isinstance(inputs, PackedTokens):
+            assert isinstance(self.samples, TextSamples)
+            tensor = inputs.padded(self.samples.pad)
+        logits = torch.from_numpy(self.session.run(tensor.contiguous().numpy()))
+        if not self.compared:
+            self._compare(logits.softmax(1).numpy(), self.model(inputs).softmax(1).numpy())
+            self.compared = True
+        return logits
+
+    def _compare(self, found: np.ndarray, expected: np.ndarray) -> None:
+        """Compares probabilities (n, classes) with those of PyTorch."""
+        session, what = self.session, self.samples.what
+        difference = float(np.abs(found - expected).max())
+        if not close(found, expected):
+            raise UserError(
+                f"--engine ort: on the first {len(found):,} {what} the probabilities of "
+                f"{session.engine}, or their logarithms, differ too much from PyTorch's (by "
+                f"{difference:.1e}; at most {TOLERANCE:.0e}): {_WITHOUT_ORT}, or try another "
+                "version of onnxruntime"
+            )
+        self.say(
+            f"{session.engine}, {counted(session.threads, 'thread')}: on the first "
+            f"{len(found):,} {what} within {difference:.1e} of PyTorch's probabilities"
+        )

@@ -171,7 +171,7 @@ class PictureFiles:
         skipped: "path: reason" for each file skipped so far.
     """
 
-    paths: Sequence[str]
+    paths: list[str]
     card: ModelCard
     workers: int | None = None
     on_bad: str = "error"

@@ -3,6 +3,7 @@
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
 from utils.data.images.csv_lists import listed_pictures
@@ -10,10 +11,9 @@ from utils.data.images.split_names import ENDINGS
 from utils.data.texts.encodings import BY_ROW
 from utils.errors import UserError
 from utils.files import replace_file
-from utils.inference.export_onnx import export_onnx
+from utils.inference.export_onnx import OnnxModel, export_onnx
 from utils.inference.export_safetensors import export_safetensors
 from utils.inference.export_samples import samples_for
-from utils.inference.onnx_model import OnnxModel
 from utils.inference.predict_pictures import (
     PictureFiles,
     is_predictions,
@@ -67,7 +67,7 @@ def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCar
                 run.signals.received, "stopped before the last prediction: no CSV file was written"
             )
 
-    options = {
+    options: dict[str, Any] = {
         "output_csv": output, "batch_size": settings.batch_size, "precision": run.precision,
         "before_batch": stop_if_asked, "say": say,
     }  # fmt: skip

@@ -6,7 +6,9 @@ last of these that gives one: its default, the run that is resumed, `--config FI
 out of range are a UserError of one line. A setting that has no effect beside the others is left out
 with a line, or refused if it is essential or one of the model's own.
 
-Nothing here imports PyTorch, so `--help` and wrong flags answer at once.
+Nothing here imports PyTorch, so `--help` and wrong flags answer at once. jsonargparse and tyro also
+make flags of a dataclass, but know no origins of values, other names, or notes on what has no
+effect.
 """
 
 import dataclasses
@@ -97,9 +99,11 @@ def refuse_beside(flag: str, others: Iterable[tuple[str, bool, str]]) -> None:
             raise UserError(f"{other} cannot be combined with {flag}: {reason}")
 
 
-@functools.cache
-def fields(config_class) -> dict[str, dataclasses.Field]:
+def _fields_of(config_class) -> dict[str, dataclasses.Field]:
     return {field.name: field for field in dataclasses.fields(config_class)}
+
+
+fields: Callable[[type], dict[str, dataclasses.Field]] = functools.cache(_fields_of)
 
 
 def parse(config_class, argv: list[str], description: str, say: Callable = lambda line: None):

@@ -225,7 +225,7 @@ class PictureSettings(Config):
         of_other_files = self.predict or self.eval_data
         if self.dataset not in OWN_PICTURES:
             reason = f"it is for your own pictures, and those of --dataset {self.dataset} are not"
-            names = ("test_fraction", "val_is_validation", "decode", "loader")
+            names: tuple[str, ...] = ("test_fraction", "val_is_validation", "decode", "loader")
             of_files = ("on_bad", "resize_mode", "transparency", "white_level")
             yield names + (() if of_other_files else of_files), reason, "dataset"
             if self.image_size is None and not self.eval_data:
@@ -263,7 +263,7 @@ class PictureSettings(Config):
         if self.val_is_validation:
             reason = "--val_is_validation takes val/ for validation"
             yield ("test_fraction", "val_fraction"), reason, "val_is_validation"
-        if self._auto_augment() is not None and not self._auto_augment().jitters:
+        if (policy := self._auto_augment()) is not None and not policy.jitters:
             reason = f"--auto_augment {self.auto_augment} takes its place, as with timm"
             yield "color_jitter", reason, "auto_augment"
         if self.crop_padding == 0:
@@ -281,7 +281,11 @@ class PictureSettings(Config):
         super().validate()
         self._check_sizes()
         self._check_decoding()
-        self._check_augmentation()
+        self._auto_augment()  # raises UserError if there is no such policy
+        if self.color_jitter is not None:
+            from utils.augment.named_policies import parse_jitter
+
+            parse_jitter(self.color_jitter)
         if self.hflip is None:
             self.hflip = 0.0 if self.dataset == "mnist" else 0.5
 
@@ -290,13 +294,6 @@ class PictureSettings(Config):
         from utils.augment.named_policies import parse_policy  # with NumPy: --help goes without
 
         return parse_policy(self.auto_augment)
-
-    def _check_augmentation(self):
-        from utils.augment.named_policies import parse_jitter
-
-        self._auto_augment()
-        if self.color_jitter is not None:
-            parse_jitter(self.color_jitter)
 
     def _check_sizes(self):
         if self.eval_size is not None and self.image_size is None:

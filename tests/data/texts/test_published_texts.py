@@ -161,7 +161,6 @@ def test_the_cache_knows_every_review(tmp_path):
             TextRequest(tmp_path),
             TokenizerRequest("basic_english"),
             cache_dir=tmp_path / "cache",
-            progress=False,
         )
 
     first = encoded()

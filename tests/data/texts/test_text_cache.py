@@ -52,7 +52,6 @@ def load(folder, dataset="csv", tokenizer=None, cache_dir=None, **settings):
         request(folder, **asked) if dataset == "csv" else TextRequest(folder),
         tokenizer or SMALL,
         cache_dir=cache_dir or folder / "cache",
-        progress=False,
         **settings,
     )
 
@@ -313,7 +312,7 @@ for module in (token_store, cache_folder):
 folder = Path(sys.argv[2])
 files = TextRequest(folder, train_file=folder / "train.csv", test_file=folder / "test.csv")
 tokenizer = TokenizerRequest(vocab_size=400)
-load_tokenized("csv", files, tokenizer, cache_dir=folder / "cache", progress=False)
+load_tokenized("csv", files, tokenizer, cache_dir=folder / "cache")
 """
 
 

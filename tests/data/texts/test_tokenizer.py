@@ -239,7 +239,7 @@ def test_what_a_published_tokenizer_lacks_is_added(tmp_path):
 
 
 def load(path):
-    return TokenizerRequest(str(path)).make([], progress=False)
+    return TokenizerRequest(str(path)).make([])
 
 
 def refused(path, *parts):

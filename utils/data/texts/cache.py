@@ -53,7 +53,6 @@ def load_tokenized(
     val_fraction: float = 0.0,
     subset: float | None = None,
     seed: int = 0,
-    progress: bool = True,
 ) -> TokenizedData:
     """The data set `name` of `TEXT_DATASETS` as token ids, from the cache if they are in it.
 
@@ -65,7 +64,6 @@ def load_tokenized(
         subset: how many of the others to train on: a fraction up to 1, or a number of texts; None:
             all.
         seed: decides which texts are held out for validation, and which make up the subset.
-        progress: show a bar on a terminal, or a plain line otherwise.
 
     Raises:
         UserError: data or tokenizer are missing, broken or unsuitable. A cache
@@ -94,8 +92,8 @@ def load_tokenized(
     if val_fraction and not texts.synthetic:
         both = (splits[name].texts for name in ("train", "val"))
         texts.notes.extend(repeated_texts("the validation texts held out", *both))
-    made = tokenizer.make(splits["train"].texts, progress, texts.notes.append)
-    data = _encode_all(source, texts, splits, made, progress)
+    made = tokenizer.make(splits["train"].texts, texts.notes.append)
+    data = _encode_all(source, texts, splits, made)
     return _write_to_cache(folder, data)
 
 
@@ -143,11 +141,10 @@ def _encode_all(
     data: TextData,
     splits: dict[str, Texts],
     tokenizer: Tokenizer,
-    progress: bool,
 ) -> TokenizedData:
     tokens = {}
     for name, split in splits.items():
-        ids = encode(tokenizer, split.texts, MAX_TOKENS, progress, _CALLED[name])
+        ids = encode(tokenizer, split.texts, MAX_TOKENS, _CALLED[name])
         tokens[name] = TokenSplit(*ids, split.labels)
     notes = list(data.notes)
     long = sum(int((split.lengths == MAX_TOKENS).sum()) for split in tokens.values())

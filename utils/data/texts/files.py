@@ -186,8 +186,8 @@ def _read_array(text: str) -> list[tuple[int, dict | str]] | None:
     try:
         for line, element in _elements(text):
             number = line if rest else len(records) + 1
-            is_object = isinstance(element, dict)
-            records.append((number, element if is_object else "is not a JSON object"))
+            record = element if isinstance(element, dict) else "is not a JSON object"
+            records.append((number, record))
     except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", None) or text.count("\n") + 1
         records.append((line, _not_json(error)))

@@ -140,15 +140,15 @@ def encode(
     tokenizer: Tokenizer,
     texts: Sequence[str],
     max_tokens: int = MAX_TOKENS,
-    progress: bool = False,
-    description: str = "texts",
+    described: str = "",
 ) -> tuple[np.ndarray, np.ndarray]:
     """The ids of all texts, one after the other, computed by the library's threads.
 
     Returns `(tokens, offsets)`: text i is `tokens[offsets[i]:offsets[i + 1]]`. It begins with the
     class token and has `max_tokens` at most; a special token's name in a text is ordinary text.
     `tokens` are uint16, or int32 if the vocabulary is too large for that; `offsets` are
-    (texts + 1,) int64.
+    (texts + 1,) int64. `described` names the texts in a bar on a terminal, or else in a line; "":
+    neither is shown.
     """
     assert max_tokens >= 1
     # Unless this is set, the library warns at every later fork.
@@ -158,12 +158,12 @@ def encode(
     offsets = np.zeros(len(texts) + 1, np.int64)
     pieces = []
     terminal = sys.stderr.isatty()
-    if progress and not terminal:
-        print(f"encoding {len(texts):,} {description}, once", file=sys.stderr)
+    if described and not terminal:
+        print(f"encoding {len(texts):,} {described}, once", file=sys.stderr)
     tokenizer.encode_special_tokens = True
     with tqdm(
-        desc=f"encoding {description}", total=len(texts), unit=" texts",
-        disable=not (progress and terminal), leave=False,
+        desc=f"encoding {described}", total=len(texts), unit=" texts",
+        disable=not (described and terminal), leave=False,
     ) as bar:  # fmt: skip
         for first in range(0, len(texts), CHUNK):
             chunk = list(texts[first : first + CHUNK])

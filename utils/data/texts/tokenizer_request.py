@@ -59,7 +59,7 @@ class TokenizerRequest:
         file = self._file()
         return [self.name, self.vocab_size, self.lowercase] if file is None else file_sum(file)
 
-    def make(self, texts: Sequence[str], progress: bool, say: Callable = print) -> Tokenizer:
+    def make(self, texts: Sequence[str], say: Callable = print) -> Tokenizer:
         """The tokenizer, trained on `texts` if it is to be trained. `say` is given a line if
         wordpiece does not suit them.
 
@@ -82,8 +82,7 @@ class TokenizerRequest:
             kind = "bpe_unicode" if self.name == AUTO else kind
             what = "is taken" if self.name == AUTO else "suits these texts better"
             say(f"note: --tokenizer bpe_unicode {what}: {why}")
-        if progress:
-            print(f"training a {kind} tokenizer on {len(texts):,} texts, once", file=sys.stderr)
+        print(f"training a {kind} tokenizer on {len(texts):,} texts, once", file=sys.stderr)
         return train_tokenizer(
             texts, kind=kind, vocab_size=self.vocab_size, lowercase=self.lowercase
         )
