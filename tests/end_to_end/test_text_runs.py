@@ -345,5 +345,5 @@ def test_a_missing_network_is_reported(run, monkeypatch):
 
 
 def test_headlines_need_no_file(run):
-    texts = open_headlines(TextRequest(Path("nowhere"))).load()
+    texts = open_headlines("headlines", TextRequest(Path("nowhere"))).load()
     assert texts.synthetic and len(texts.classes) == 4

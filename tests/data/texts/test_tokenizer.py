@@ -141,7 +141,7 @@ def test_chunks_make_no_difference(trained, texts, monkeypatch):
 
 
 def test_a_plain_line_where_there_is_no_terminal(trained, texts, capsys):
-    encode(trained["bpe"], texts, progress=True, description="test texts")
+    encode(trained["bpe"], texts, described="test texts")
     assert capsys.readouterr().err == "encoding 200 test texts, once\n"
 
 
