@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from tqdm import tqdm
 
-from utils.errors import UserError
+from utils.errors import UserError, network_cause
 from utils.files import sync_folder
 
 # What lies in a folder that data sets are downloaded into.
@@ -152,7 +152,7 @@ def _open(url: str, start: int) -> tuple[http.client.HTTPResponse, int]:
             return _open(url, 0)
         raise _TransferError(f"the server answers {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise _TransferError(_reason(error)) from error
+        raise _TransferError(network_cause(error)) from error
     partial = response.status == http.HTTPStatus.PARTIAL_CONTENT
     if partial and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
         response.close()
@@ -164,10 +164,4 @@ def _read(response: http.client.HTTPResponse) -> bytes:
     try:
         return response.read(_BLOCK)
     except (OSError, http.client.HTTPException) as error:
-        raise _TransferError(f"{_reason(error)} (the next run continues there)") from error
-
-
-def _reason(error: Exception) -> str:
-    cause = getattr(error, "reason", error)
-    text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
-    return " ".join(text.split())
+        raise _TransferError(f"{network_cause(error)} (the next run continues there)") from error

@@ -31,9 +31,8 @@ from utils.tasks.kinds import Kind
 from utils.tasks.mixing import auto_split, build_mixing
 from utils.tasks.task import Task, counts_text
 from utils.weights.card import ModelCard
-from utils.weights.imagenet import load_imagenet
 from utils.weights.pretrained import Pretrained
-from utils.weights.timm_hub import load_timm
+from utils.weights.published import load_imagenet, load_timm
 
 # Most workers if --workers is not given: even two read faster than a GPU trains a small network.
 AUTOMATIC_WORKERS = 4

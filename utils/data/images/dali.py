@@ -27,7 +27,7 @@ from utils.data.images.decode import (
     shrinks_window,
 )
 from utils.data.images.records import EncodedPictures, RecordReader
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -171,10 +171,9 @@ class DaliDecoder(ABC):
         try:
             pipeline.build()  # else a driver that is too old would look like a damaged picture
         except RuntimeError as error:
-            problem = " ".join(str(error).split())[:200]
             raise UserError(
-                f"NVIDIA DALI does not work here ({problem}): use --loader workers, or install the "
-                "DALI for the CUDA of this machine (see requirements-dali.txt)"
+                f"NVIDIA DALI does not work here ({one_line(error, 200)}): use --loader workers, "
+                "or install the DALI for the CUDA of this machine (see requirements-dali.txt)"
             ) from error
         return pipeline
 

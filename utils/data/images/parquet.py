@@ -42,7 +42,7 @@ from utils.data.images.scanning import SplitFiles
 from utils.data.images.shards import divided, find_shards, listed_classes, with_names_apart
 from utils.data.images.sources import ImageData
 from utils.data.images.tar import TarShard, add_sample
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 from utils.files import reason, sync_folder, written_aside
 from utils.plural import counted
 
@@ -150,9 +150,8 @@ def _opened(path: Path):
     except (ArrowException, OSError, EOFError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise UserError(f"cannot read {path}: {reason(error)}") from error
-        problem = " ".join(str(error).split())
         raise UserError(
-            f"{path} is not a whole Parquet file ({problem}): fetch it again"
+            f"{path} is not a whole Parquet file ({one_line(error)}): fetch it again"
         ) from error
 
 
