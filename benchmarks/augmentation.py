@@ -22,10 +22,10 @@ from torchvision.transforms import InterpolationMode, v2
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.common import parser, ratios, report, side_by_side
-from utils.augment.auto_augment import Operations
 from utils.augment.chain import Later
-from utils.augment.decoded_crop import DecodedCrop
 from utils.augment.named_policies import parse_policy
+from utils.augment.policies import Operations
+from utils.augment.resized_crop import DecodedCrop
 
 
 def pictures(count: int, side: int) -> np.ndarray:

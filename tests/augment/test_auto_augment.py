@@ -9,9 +9,8 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.autoaugment import AutoAugment, _apply_op
 from torchvision.transforms.v2 import functional as reference
 
-from utils.augment.auto_augment import Operations
 from utils.augment.named_policies import parse_policy
-from utils.augment.policies import ColourJitter, Operation, OperationPlan
+from utils.augment.policies import ColourJitter, Operation, OperationPlan, Operations
 
 N, SIDE = 60, 12
 FILL = [124.0, 116.0, 104.0]

@@ -7,8 +7,7 @@ from fake_cuda import CUDA, fake_cuda
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as reference
 
-from utils.augment.decoded_crop import DecodedCrop, crop_and_resize
-from utils.augment.resized_crop import ResizedCropPlan
+from utils.augment.resized_crop import DecodedCrop, ResizedCropPlan, crop_and_resize
 
 N = 16
 BICUBIC = {"interpolation": InterpolationMode.BICUBIC, "antialias": True}

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from utils.augment.auto_augment import Operations
 from utils.augment.chain import Later
 from utils.augment.crop_flip import CropFlip
 from utils.augment.named_policies import parse_policy
+from utils.augment.policies import Operations
 from utils.augment.random_erasing import RandomErasing
 from utils.data.images.loader import ImageLoader
-from utils.data.repeats import repeated
+from utils.data.loader import repeated
 
 SAMPLES, STEP, SIDE = 50, 12, 8
 IMAGES = np.random.default_rng(0).integers(0, 256, (SAMPLES, SIDE, SIDE, 3), dtype=np.uint8)

@@ -11,12 +11,11 @@ from data.images.records import records_of
 from data.worker_helpers import worker_processes
 
 import vit_test
-from utils.augment.auto_augment import Operations
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
-from utils.augment.decoded_crop import DecodedCrop
+from utils.augment.policies import Operations
 from utils.augment.random_erasing import RandomErasing
-from utils.augment.resized_crop import ResizedCrop
+from utils.augment.resized_crop import DecodedCrop, ResizedCrop
 from utils.data.images.dali import DaliGpuReader, DaliReader
 from utils.data.images.records import RecordReader
 from utils.data.images.sources import load_image_data

@@ -10,13 +10,12 @@ from fake_cuda import CUDA
 from own_optimizers import OWN
 from toy import loader, make_trainer, take_steps, use_engine
 
-from utils.augment.auto_augment import Operations
 from utils.augment.chain import Chain, Later
 from utils.augment.crop_flip import CropFlip
-from utils.augment.decoded_crop import DecodedCrop
 from utils.augment.named_policies import parse_policy
-from utils.augment.policies import ColourJitter
+from utils.augment.policies import ColourJitter, Operations
 from utils.augment.random_erasing import RandomErasing
+from utils.augment.resized_crop import DecodedCrop
 from utils.data.texts.loader import TextLoader
 from utils.engines.launch_bound import TimedSteps
 from utils.fused import fuse

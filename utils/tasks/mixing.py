@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from utils.data.hold_out import HoldOut
-from utils.data.micro_batches import largest_divisor
+from utils.data.loader import HoldOut
 from utils.data.splits import stratified_order
+from utils.data.steps import largest_divisor
 from utils.mixup.auto import AutoStrength, held_out_samples
 from utils.mixup.mixing import Mixing
 

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import Protocol, runtime_checkable
 
 from utils.data.batch import Batch
-from utils.data.draws import Mixing
+from utils.mixup.mixing import Mixing
 
 
 @runtime_checkable

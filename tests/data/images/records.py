@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from utils.data.draws import AUGMENT_STREAM, random_generator
+from utils.data.batch import AUGMENT_STREAM, random_generator
 from utils.data.images.loader import Normalize
 from utils.data.loader import Loader
 

@@ -8,26 +8,26 @@ complete or absent even if a process is killed or several build the same cache.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
 import shutil
-import sys
 import zlib
 from collections.abc import Generator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
-from tqdm import tqdm
+from PIL import Image
 
-from utils.data.array_file import write_array
-from utils.data.cache_folder import built_folder, remove_abandoned
-from utils.data.images.decode import decode_all, strict_pillow
+from utils.data.cache_folder import built, progress_bar, write_array
+from utils.data.images.decode import decode_all, in_threads, not_readable, strict_pillow
 from utils.data.images.decoded import DecodedSplit, channel_statistics, content_fingerprint
-from utils.data.images.form import Form
+from utils.data.images.image_data import Form, ImageData, PictureRequest
 from utils.errors import UserError
+from utils.files import write_synced
 from utils.plural import counted
 
 VERSION = 1  # of decoding and of the cache's layout; part of every key
@@ -103,59 +103,31 @@ def open_cache(folder: Path) -> tuple[Index, dict[str, DecodedSplit]] | None:
 
 
 def build_cache(
-    folder: Path,
-    sources: dict[str, Source],
-    classes: list[str],
-    *,
-    image_size: int,
-    on_bad: str,
-    workers: int,
-    progress: bool,
+    folder: Path, sources: dict[str, Source], classes: list[str], request: PictureRequest, size: int
 ) -> tuple[Index, dict[str, DecodedSplit]]:
-    """Decode every picture of `sources`, by split, into the cache `folder`, and map it.
+    """Decode every picture of `sources`, by split, to `size` into the cache `folder`, and map it.
 
     Raises:
         UserError: a picture cannot be decoded (unless `on_bad` is "skip"), no picture is left of a
             split or of a class of the training pictures, or the cache cannot be written.
     """
-    parent = folder.parent
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(parent)  # which may make the room
-        _check_space(parent, sources, image_size)
-        with built_folder(folder, lambda: open_cache(folder) is not None) as temporary:
-            _write(temporary, sources, classes, image_size, on_bad, workers, progress)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(
-            f"cannot write the cache of decoded pictures in {parent}: {reason}; "
-            "choose another folder with --cache_dir"
-        ) from error
-    cache = open_cache(folder)
-    assert cache is not None, f"the cache {folder} cannot be read back"
-    return cache
+
+    def write(temporary: Path) -> None:
+        _check_space(folder.parent, sources, size)
+        _write(temporary, sources, classes, request, size)
+
+    return built(folder, lambda: open_cache(folder), write, "the cache of decoded pictures")
 
 
 def _write(
-    folder: Path,
-    sources: dict[str, Source],
-    classes: list[str],
-    image_size: int,
-    on_bad: str,
-    workers: int,
-    progress: bool,
+    folder: Path, sources: dict[str, Source], classes: list[str], request: PictureRequest, size: int
 ) -> None:
     count, (first, *_) = sum(len(source.labels) for source in sources.values()), sources.values()
-    terminal = sys.stderr.isatty()
-    if progress and not terminal:
-        size = f"{image_size}x{image_size}"
-        print(f"{first.verb} {counted(count, 'picture')} to {size}, once", file=sys.stderr)
+    line = f"{first.verb} {counted(count, 'picture')} to {size}x{size}, once"
     skipped: list[str] = []
     splits: dict[str, DecodedSplit] = {}
     with (
-        tqdm(
-            desc=first.verb, total=count, unit=" pictures", disable=not (progress and terminal)
-        ) as bar,
+        progress_bar(request.progress, line, desc=first.verb, total=count, unit=" pictures") as bar,
         strict_pillow(),
     ):
         for name, source in sources.items():
@@ -163,25 +135,22 @@ def _write(
             good, sums = np.ones(len(labels), bool), []
             with (
                 open(folder / f"{name}.npy", "w+b") as file,
-                contextlib.closing(source.decoded(image_size, workers)) as chunks,
+                contextlib.closing(source.decoded(size, request.threads)) as chunks,
             ):
                 # Written again at the end with the number of good pictures; NumPy pads the header,
                 # so that its length stays.
-                shape = (len(labels), image_size, image_size, source.channels)
+                shape = (len(labels), size, size, source.channels)
                 _write_header(file, shape)
                 done = 0
                 for pictures, errors in chunks:
-                    for offset, reason in errors.items():
+                    for offset, problem in errors.items():
                         path = source.describe(done + offset)
-                        if on_bad == "error":
-                            raise UserError(
-                                f"{path} is not a readable picture ({reason}): remove it, or leave "
-                                "out all such files with --on_bad skip"
-                            )
-                        skipped.append(f"{path}: {reason}")
+                        if request.on_bad == "error":
+                            raise not_readable(path, problem, "files")
+                        skipped.append(f"{path}: {problem}")
                         good[done + offset] = False
                     file.write(pictures)
-                    some = np.ascontiguousarray(pictures[:, :: max(1, image_size // 32)])
+                    some = np.ascontiguousarray(pictures[:, :: max(1, size // 32)])
                     sums += [zlib.crc32(rows) for rows in some]
                     done += len(pictures) + len(errors)
                     bar.update(len(pictures) + len(errors))
@@ -199,7 +168,7 @@ def _write(
     index = Index(
         version=VERSION,
         classes=classes,
-        image_size=image_size,
+        image_size=size,
         counts={name: len(split) for name, split in splits.items()},
         mean=mean,
         std=std,
@@ -208,10 +177,7 @@ def _write(
         skipped_first=skipped[:10],
         channels=first.channels,
     )
-    with open(folder / "index.json", "w", encoding="utf-8") as file:
-        json.dump(asdict(index), file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    write_synced(folder / "index.json", json.dumps(asdict(index), indent=1).encode())
 
 
 def _check_something_left(name: str, source: Source, good: np.ndarray, classes: list[str]) -> None:
@@ -242,3 +208,72 @@ def _check_space(parent: Path, sources: dict[str, Source], image_size: int) -> N
             f"{free / 1e6:,.0f} MB free: free some space, choose another folder with --cache_dir, "
             "or a smaller --image_size"
         )
+
+
+# ---- decoded pictures at another size than their own: --image_size ------------------------------
+
+CHUNK = 1 << 20  # bytes of resized pictures that a thread makes at once
+
+
+@dataclass(frozen=True)
+class ArraySource:
+    """Decoded pictures of one split; a Source of cache.py."""
+
+    split: Any  # a DecodedSplit
+    verb = "resizing"
+
+    @property
+    def labels(self) -> np.ndarray:
+        return self.split.labels
+
+    @property
+    def channels(self) -> int:
+        return self.split.shape[2]
+
+    def describe(self, picture: int) -> str:
+        return f"picture {picture}"
+
+    def decoded(self, size: int, workers: int) -> Generator[tuple[np.ndarray, dict[int, str]]]:
+        pictures = max(1, CHUNK // (self.channels * size * size))
+        chunks = self.split.chunks(pictures)
+        return in_threads(lambda chunk: (resize(chunk, size), {}), chunks, workers, "resize")
+
+
+def resized(data: ImageData, request: PictureRequest) -> ImageData:
+    """The data set with pictures of `request.image_size`, memory-mapped. Its cache's key depends on
+    the data set's fingerprint.
+
+    Raises UserError if the cache cannot be written.
+    """
+    size = request.image_size
+    what = json.dumps([VERSION, "resized", data.fingerprint, size])
+    folder = request.cache_dir / hashlib.sha256(what.encode()).hexdigest()
+    splits = {"train": data.train, "val": data.val, "test": data.test}
+    sources = {name: ArraySource(split) for name, split in splits.items() if split is not None}
+    index, cached = open_cache(folder) or build_cache(
+        folder,
+        sources,  # type: ignore[arg-type]  # they are frozen
+        data.classes,
+        replace(request, on_bad="error"),
+        size,
+    )
+    return replace(
+        data,
+        mean=index.mean,
+        std=index.std,
+        fingerprint=index.fingerprint,
+        source=f"{data.source}, resized to {size}x{size} in {folder}",
+        **cached,  # type: ignore[arg-type]  # splits by name
+    )
+
+
+def resize(pictures: np.ndarray, size: int) -> np.ndarray:
+    """(n, height, width, channels) uint8 -> (n, size, size, channels) uint8: bicubic, antialiased,
+    as `decode` resizes files."""
+    n, channels = len(pictures), pictures.shape[3]
+    out = np.empty((n, size, size, channels), np.uint8)
+    for place, picture in enumerate(pictures):
+        image = Image.fromarray(picture[..., 0] if channels == 1 else picture)
+        found = np.asarray(image.resize((size, size), Image.Resampling.BICUBIC))
+        out[place] = found.reshape(size, size, channels)
+    return out

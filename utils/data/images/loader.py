@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.data.batch import Batch
-from utils.data.draws import AUGMENT_STREAM, random_generator
+from utils.data.batch import AUGMENT_STREAM, Batch, random_generator
 from utils.data.images.records import EncodedPictures, RecordReader
 from utils.data.loader import Loader
 from utils.data.steps import Piece

@@ -11,19 +11,15 @@ classes.txt, or a file of synsets (imagenet.py), names the classes, one a line.
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from utils.data.images.encoded_data import load_encoded
-from utils.data.images.form import USUAL, Form
+from utils.data.images.image_data import ImageData, PictureRequest
 from utils.data.images.imagenet import all_class_names, text_lines, told_apart
-from utils.data.images.record_index import Indexing
-from utils.data.images.records import FileState
 from utils.data.images.scanning import SplitFiles
-from utils.data.images.sources import ImageData
 from utils.data.images.split_names import SPLITS, split_words
 from utils.data.images.tar import TarShard
 from utils.data.images.tfrecord import TFRecordShard
@@ -38,42 +34,18 @@ NAMES = {
 CLASSES = "classes.txt"
 
 
-def _load(
-    name: str,
-    *,
-    data_dir: Path,
-    cache_dir: Path,
-    image_size: int | None = None,
-    on_bad: str = "error",
-    test_fraction: float | None = None,
-    form: Form = USUAL,
-    workers: int = 1,
-    progress: bool = True,
-    **_unused,
-) -> ImageData:
-    """The shards in `data_dir`, indexed if need be. val is the validation split if there is a test
-    split, else the test set. Raises UserError, see `load_encoded`."""
-    data = load_encoded(
-        name,
-        data_dir,
-        _list_shards(name, data_dir, test_fraction),
-        Indexing(cache_dir, on_bad, workers, progress),
-        classes=listed_classes(data_dir),
-        image_size=image_size,
-        form=form,
-        test_fraction=test_fraction,
-    )
-    return with_names_apart(data)
+def _load(name: str, request: PictureRequest) -> ImageData:
+    """The shards in `data_dir`, indexed if need be. Raises UserError, see `load_encoded`."""
+    root, (kind, pattern) = request.data_dir, NAMES[name]
+    names = divided(root, find_shards(name, root, pattern), request.test_fraction)
+    files = {}
+    for split, some in names.items():
+        parts: list = [kind([name]) for name in some]
+        files[split] = SplitFiles.of_shards(parts, [root / name for name in some])
+    return with_names_apart(load_encoded(name, root, files, request, listed_classes(root)))
 
 
 load_tar, load_tfrecord = partial(_load, "tar"), partial(_load, "tfrecord")
-
-
-def _list_shards(name: str, root: Path, test_fraction: float | None) -> dict[str, SplitFiles]:
-    """Split -> its shards: {"train", "test" and/or "val"}, or {"all"}."""
-    kind, pattern = NAMES[name]
-    names = divided(root, find_shards(name, root, pattern), test_fraction)
-    return {split: _split_files(kind, root, names[split]) for split in names}
 
 
 def find_shards(name: str, root: Path, pattern: re.Pattern) -> dict[str, list[str]]:
@@ -120,14 +92,6 @@ def divided(
             f"--test_fraction has no effect on {root}, which has a test set: leave it out"
         )
     return {split: found[split] for split in ("train", "val", "test") if split in found}
-
-
-def _split_files(kind: type, root: Path, names: list[str]) -> SplitFiles:
-    states = [os.stat(root / name) for name in names]
-    return SplitFiles(
-        [kind([name]) for name in names],
-        [FileState(state.st_size, state.st_mtime_ns) for state in states],
-    )
 
 
 def _files(root: Path) -> list[Path]:

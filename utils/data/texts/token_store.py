@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.data.array_file import write_array
-from utils.data.cache_folder import built_folder
+from utils.data.cache_folder import built_folder, write_array
 from utils.data.texts.tokenizer import MAX_TOKENS, unknown_id
 from utils.files import write_synced
 
