@@ -10,7 +10,7 @@ from fake_cuda import CUDA
 from own_optimizers import OWN
 from toy import loader, make_trainer, take_steps, use_engine
 
-from utils.augment.chain import Chain, Later
+from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
 from utils.augment.named_policies import parse_policy
 from utils.augment.policies import ColourJitter, Operations
@@ -200,7 +200,7 @@ def test_operations_on_pictures(tmp_path, gpu):
     """Windows that are resized, RandAugment and jitter; nothing is left to `made`."""
     data = loader(device=CUDA, augment=False)
     drawing = [parse_policy("rand-m9-mstd0.5-inc1").make(8, 8), ColourJitter((0.4, 0.4, 0.4, 0.1))]
-    data.later = Later(
+    data.later = Chain(
         DecodedCrop(), Operations(drawing, (1, 2, 3)), RandomErasing(8, 8, 0.5, (1, 2, 3))
     )
     trainer = make_trainer(tmp_path, data=data, device=CUDA)

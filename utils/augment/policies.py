@@ -10,10 +10,11 @@ import enum
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from utils.augment.chain import Augmentation
 from utils.to_device import to_device
 
 if TYPE_CHECKING:
@@ -48,9 +49,6 @@ class OperationPlan(NamedTuple):
 
     operations: np.ndarray  # (n, stages) int8, of Operation
     arguments: np.ndarray  # (n, stages) float64
-
-    def slice(self, piece: slice) -> OperationPlan:
-        return OperationPlan(self.operations[piece], self.arguments[piece])
 
 
 def _nothing(level: np.ndarray) -> np.ndarray:
@@ -175,13 +173,10 @@ class ColourJitter:
         return OperationPlan(operations[order], np.take_along_axis(arguments, order, 1))
 
 
-class DrawsOperations(Protocol):
-    """OneOf or ColourJitter (see policies.py)."""
-
-    def draw(self, n: int, generator: np.random.Generator) -> OperationPlan: ...
+Policy = OneOf | OneOfPairs | ColourJitter
 
 
-class Operations:
+class Operations(Augmentation):
     """The operations of several policies, one policy after the other.
 
     Args:
@@ -189,21 +184,24 @@ class Operations:
         fill: colour of pixels from outside the picture, 0 to 255 per channel; None: black.
     """
 
-    def __init__(self, policies: Sequence[DrawsOperations], fill: Sequence[float] | None = None):
+    def __init__(self, policies: Sequence[Policy], fill: Sequence[float] | None = None):
         self.policies = policies
         self.fill = None if fill is None else np.asarray(fill, np.float32)
 
     def draw(self, n: int, generator: np.random.Generator) -> OperationPlan:
-        """A plan for n samples."""
         plans = [policy.draw(n, generator) for policy in self.policies]
         return OperationPlan(*(np.concatenate(parts, 1) for parts in zip(*plans, strict=True)))
 
-    def apply(self, images: Tensor, plan: OperationPlan) -> Tensor:
-        """(n, height, width, channels) uint8, new.
+    def apply(self, images: Tensor, plan: OperationPlan, index: np.ndarray | None = None) -> Tensor:
+        """(n, height, width, channels) uint8, new, on the device of `images`. `index` is None.
 
-        Args:
-            images: likewise, on any device.
-            plan: for n samples.
+        In each stage the samples are sorted by what they get, and those with the same operation are
+        changed together. The host has drawn it, and so knows the order: nothing waits for the
+        device. The operations that move pixels are one affine transformation, and those that look
+        at one value at a time one table for each sample.
+
+        Libraries draw for a whole batch at once what each sample should draw for itself: kornia's
+        RandAugment the operations, torchvision's also their arguments.
         """
         import torch
 

@@ -1,4 +1,5 @@
-"""Random resized crop and horizontal flip of encoded pictures, carried out by their decoder.
+"""Random resized crop and horizontal flip: of encoded pictures, carried out by their decoder, and
+of decoded ones.
 
 A window covers a random part of the picture's area, at a random aspect ratio and place, and is
 resized to the size of the batch: Szegedy et al., "Going deeper with convolutions" (2015). Areas,
@@ -11,10 +12,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from utils.augment.chain import Augmentation
 from utils.to_device import to_device
 
 if TYPE_CHECKING:
@@ -33,12 +35,9 @@ class ResizedCropPlan(NamedTuple):
     left: np.ndarray
     flip: np.ndarray  # int64; 1: mirror left to right
 
-    def slice(self, piece: slice) -> ResizedCropPlan:
-        return ResizedCropPlan(*(choice[piece] for choice in self))
-
 
 @dataclass(frozen=True)
-class ResizedCrop:
+class ResizedCrop(Augmentation):
     """Crop a window of at least `area` of the picture, mirror with probability `flip`.
 
     Args:
@@ -48,22 +47,17 @@ class ResizedCrop:
 
     area: float = 0.08
     flip: float = 0.5
-    reads_encoded: ClassVar[bool] = True
+    reads_encoded = True
 
     def draw(self, n: int, generator: np.random.Generator) -> ResizedCropPlan:
         """A plan for n samples; uses the same number of random numbers for every sample."""
         ratio, area, top, left, flip = generator.random((5, n))
         return ResizedCropPlan(ratio, area, top, left, (flip < self.flip).astype(np.int64))
 
-    def apply(self, pictures, plan: ResizedCropPlan, index: np.ndarray) -> np.ndarray:
-        """The pictures `index` (n,), cropped, resized and mirrored according to `plan`.
-
-        Args:
-            pictures: has `sizes(index)` and `decode(index, windows, flips)`, as EncodedPictures.
-        Returns:
-            (n, height, width, channels) uint8.
-        """
-        return pictures.decode(index, self.windows(plan, pictures.sizes(index)), plan.flip)
+    def apply(self, images: Any, plan: ResizedCropPlan, index: np.ndarray | None = None) -> Any:
+        """As of any augmentation, but of `images` with `sizes(index)` and `decode(index, windows,
+        flips)`, as EncodedPictures."""
+        return images.decode(index, self.windows(plan, images.sizes(index)), plan.flip)
 
     def windows(self, plan: ResizedCropPlan, sizes: np.ndarray) -> np.ndarray:
         """(n, 4) int64: top, left, height and width of the windows, in pixels.
@@ -112,26 +106,18 @@ class ResizedCrop:
 SHARPNESS = -0.5  # `a` of the cubic: that of Pillow, and of PyTorch with antialiasing
 
 
-class DecodedCrop:
-    """Crop a window of at least `area` of the picture, resize it bicubically (antialiased) to the
-    size of the picture, mirror with probability `flip`; drawn as by ResizedCrop."""
+class DecodedCrop(ResizedCrop):
+    """The same of decoded pictures, a whole batch at once on the device that holds them: resized to
+    the size that they have."""
 
-    def __init__(self, area: float = 0.08, flip: float = 0.5):
-        self.crop = ResizedCrop(area, flip)
+    reads_encoded = False
 
-    def draw(self, n: int, generator: np.random.Generator) -> ResizedCropPlan:
-        """A plan for n samples."""
-        return self.crop.draw(n, generator)
-
-    def apply(self, images: Tensor, plan: ResizedCropPlan) -> Tensor:
-        """(n, height, width, channels) uint8, new.
-
-        Args:
-            images: likewise.
-            plan: for n samples.
-        """
+    def apply(self, images: Tensor, plan: ResizedCropPlan, index: np.ndarray | None = None) -> Any:
+        """On a GPU resizing is two products with matrices of weights for each sample, one for its
+        rows and one for its columns. On a CPU PyTorch resizes one window after the other, which is
+        faster there. `index` is None."""
         n, height, width = images.shape[:3]
-        windows = self.crop.windows(plan, np.broadcast_to([height, width], (n, 2)))
+        windows = self.windows(plan, np.broadcast_to([height, width], (n, 2)))
         if images.device.type == "cpu":
             return _one_by_one(images, windows, plan.flip)
         choices = np.concatenate([windows, plan.flip[:, None]], 1).T.astype(np.float32)

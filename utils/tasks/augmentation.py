@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from utils.augment.chain import Chain, Later
+from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
 from utils.augment.named_policies import parse_jitter, parse_policy
 from utils.augment.policies import ColourJitter, Operations
@@ -35,7 +35,7 @@ def augmentation(settings: ImageSettings, mean: Sequence[float], train: PictureS
         colour = [round(255 * value) for value in mean]
         hiding.append(RandomErasing(height, width, settings.random_erasing, colour))
     if later:
-        return {"augment": first, "later": Later(*later, *hiding)}
+        return {"augment": first, "later": Chain(*later, *hiding)}
     return {"augment": Chain(first, *hiding) if hiding else first}
 
 
