@@ -35,6 +35,14 @@ from utils.data.worker_process import (
 )
 from utils.errors import UserError
 
+AHEAD = 2  # batches in preparation per worker
+DEATHS = 3  # per worker, without a finished batch in between, after which the run gives up
+# Seconds that training waits for a worker before it is replaced: a disk may be slow, and a worker
+# that starts imports its libraries.
+PATIENCE = 120
+HANGS = 3  # over the same batch, after which the run gives up
+LOOK = 1.0  # seconds between two looks at the workers while training waits
+
 
 class Job:
     """A batch in preparation.
@@ -125,15 +133,6 @@ def exception(failure: Failure | None) -> Exception | None:
     if failure.is_users:
         return UserError(failure.text)
     return RuntimeError(f"in a worker process:\n{failure.text}")
-
-
-AHEAD = 2  # batches in preparation per worker
-DEATHS = 3  # per worker, without a finished batch in between, after which the run gives up
-# Seconds that training waits for a worker before it is replaced: a disk may be slow, and a worker
-# that starts imports its libraries.
-PATIENCE = 120
-HANGS = 3  # over the same batch, after which the run gives up
-LOOK = 1.0  # seconds between two looks at the workers while training waits
 
 
 class WorkerPool:

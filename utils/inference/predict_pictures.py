@@ -19,8 +19,9 @@ from tqdm import tqdm
 from utils.data.images.decode import decode_all, not_readable, strict_pillow
 from utils.data.images.file_formats import unread_formats
 from utils.data.images.image_data import USUAL, Form
-from utils.data.images.imagefolder import is_ignored, walk
+from utils.data.images.imagefolder import walk
 from utils.data.images.loader import Normalize
+from utils.data.images.split_names import is_ignored
 from utils.errors import UserError
 from utils.files import written_aside
 from utils.inference.csv_fields import quoted, safe_path, safe_text

@@ -28,7 +28,7 @@ from utils.data.images.image_data import ImageData, PictureRequest
 from utils.data.images.imagenet import NoClasses, class_names, text_lines, told_apart
 from utils.data.images.listing import Listing, check_test_fraction, load_listings
 from utils.data.images.shards import CLASSES
-from utils.data.images.split_names import ENDINGS, SPLITS, by_split, first_word
+from utils.data.images.split_names import ENDINGS, SPLITS, by_split, first_word, is_ignored
 from utils.data.texts.columns import find_column
 from utils.data.texts.files import Table, read_table
 from utils.errors import Faults, UserError
@@ -155,7 +155,8 @@ class _Pictures:
         if self.folder:
             return [self.folder]
         with os.scandir(self.root) as scan:
-            inner = sorted(entry.name for entry in scan if entry.is_dir() and entry.name[0] != ".")
+            folders = (entry.name for entry in scan if entry.is_dir())
+            inner = sorted(name for name in folders if not is_ignored(name))
         if split := SPLITS.get(first_word(self.path.stem) or ""):
             inner = [name for name in inner if SPLITS.get(first_word(name) or "", split) == split]
         return ["", *inner, *(f"{name}/{name}" for name in inner)]  # as archives are unpacked

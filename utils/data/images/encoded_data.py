@@ -15,6 +15,7 @@ import numpy as np
 from utils.data.images.decode import in_threads, strict_pillow
 from utils.data.images.decoded import Statistics, kept_statistics, statistics_of
 from utils.data.images.image_data import ImageData, PictureRequest
+from utils.data.images.imagenet import told_apart
 from utils.data.images.notes import with_notes
 from utils.data.images.record_index import find_index
 from utils.data.images.records import EncodedPictures
@@ -43,7 +44,8 @@ def load_encoded(
 
     Args:
         files: by split, see `by_use`.
-        classes: their names; None: numbers, as many as the labels need.
+        classes: their names, to which numbers are added where they are alike; None: numbers, as
+            many as the labels need.
 
     Raises:
         UserError: see `find_index`; or the labels do not fit the classes.
@@ -75,8 +77,9 @@ def load_encoded(
     source = f"{root}, decoded while training (all decoded would take {size:,.2f} GB), with the "
     source += f"index {found.folder}"
     skipped = found.index.skipped
+    names = told_apart(dict(enumerate(classes)))  # not of the key, so that earlier runs can go on
     data = ImageData(
-        name, classes, *statistics, **used, fingerprint=key, skipped=skipped, source=source
+        name, names, *statistics, **used, fingerprint=key, skipped=skipped, source=source
     )
     return with_notes(data, found.folder, form, found.index.skipped_first)
 

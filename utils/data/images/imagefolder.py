@@ -24,12 +24,11 @@ from utils.data.images.file_formats import open_image, picture_endings, unread_f
 from utils.data.images.image_data import ImageData, PictureRequest
 from utils.data.images.imagenet import NoClasses, class_names, flat_labels
 from utils.data.images.listing import Listing, check_test_fraction, load_listings
-from utils.data.images.split_names import SPLITS, by_split
+from utils.data.images.split_names import SPLITS, by_split, is_ignored
 from utils.errors import Faults, UserError
 from utils.plural import counted
 
 LAYOUT = "expected train/<class>/, perhaps with test/<class>/ or val/<class>/, <class>/, or a list"
-_IGNORED = {"thumbs.db", "desktop.ini", "__macosx"}
 SHOWN = 5  # classes in a message
 # What often lies beside pictures. Opening each at every start would take 60 us.
 _TEXTS = {".txt", ".json", ".xml", ".csv", ".md", ".yaml", ".yml"}
@@ -248,10 +247,6 @@ def _folders(root: Path, cache_dir: Path) -> list[str]:
             f"cannot read the folder {root}: {error.strerror}; give the folder of your pictures "
             f"with --data_dir ({LAYOUT})"
         ) from error
-
-
-def is_ignored(name: str) -> bool:
-    return name.startswith(".") or name.lower() in _IGNORED
 
 
 def is_stray(path: str) -> bool:

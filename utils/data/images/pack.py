@@ -35,6 +35,7 @@ from utils.data.images.imagefolder import list_tree
 from utils.data.images.imagenet import class_names
 from utils.data.images.listing import Listing
 from utils.data.images.shards import CLASSES
+from utils.data.images.split_names import is_ignored
 from utils.data.images.tar import PICTURES, add_sample
 from utils.errors import UserError
 from utils.files import reason, replace_file, sync_folder, written_aside
@@ -171,7 +172,7 @@ def _held(output: Path, key: str) -> Iterator[None]:
     try:
         output.mkdir(parents=True, exist_ok=True)
         # A killed process may have left a hidden file.
-        there = [path for path in output.iterdir() if not path.name.startswith(".")]
+        there = any(not is_ignored(path.name) for path in output.iterdir())
         if there and not (output / STATE).exists():
             raise UserError(f"{output} is not empty: choose another --output")
         handle = os.open(output, os.O_RDONLY)

@@ -34,7 +34,7 @@ from utils.data.images.csv_lists import LABEL_NAMES
 from utils.data.images.encoded_data import load_encoded
 from utils.data.images.image_data import ImageData, PictureRequest
 from utils.data.images.scanning import SplitFiles
-from utils.data.images.shards import divided, find_shards, listed_classes, with_names_apart
+from utils.data.images.shards import divided, files_below, find_shards, listed_classes
 from utils.data.images.split_names import first_word
 from utils.data.images.tar import TarShard, add_sample
 from utils.errors import UserError
@@ -94,7 +94,7 @@ def load_parquet(request: PictureRequest) -> ImageData:
         files[split] = SplitFiles.of_shards(parts, [unpacked[name] for name in some])
     classes = columns.classes or listed_classes(root)
     data = load_encoded("parquet", root, files, request, classes)
-    return replace(with_names_apart(data), source=data.source + remark)
+    return replace(data, source=data.source + remark)
 
 
 # ---- reading -------------------------------------------------------------------------------------
@@ -272,7 +272,8 @@ def configuration_folder(root: Path) -> Path:
     Raises:
         UserError: there are several configurations.
     """
-    files = [path.relative_to(root).parts for path in _parquet_files(root)]
+    paths = (path for path in files_below(root, 2) if path.suffix == ".parquet")
+    files = [path.relative_to(root).parts for path in paths]
     if any(len(parts) == 1 or first_word(parts[0]) for parts in files):
         return root
     names = sorted({parts[0] for parts in files})
@@ -290,11 +291,3 @@ def configuration_folder(root: Path) -> Path:
 def is_partial(name: str) -> bool:
     """Whether a file, by its path, is of a split that the hub has converted only in part."""
     return any(part.startswith("partial-") for part in Path(name).parts)
-
-
-def _parquet_files(root: Path) -> list[Path]:
-    """Those in the folder and in two levels of folders below it, without hidden ones."""
-    paths = [path for depth in ("*", "*/*", "*/*/*") for path in root.glob(f"{depth}.parquet")]
-    return [
-        path for path in paths if not any(p.startswith(".") for p in path.relative_to(root).parts)
-    ]
