@@ -5,6 +5,9 @@ Their pictures may have to be read from the disk, for which the training step mu
 training process draws which samples a batch has and how each is augmented, as it does without
 workers (see loader.py); a worker carries that out and puts the batch into shared memory. So batches
 are the same to the bit with any number of workers, even if workers die or hang.
+
+A DataLoader of PyTorch would not do: its workers import PyTorch and belong to one loader, and the
+death of one ends the run.
 """
 
 from __future__ import annotations
@@ -25,7 +28,6 @@ import numpy as np
 from utils.data.shared_ring import Ring
 from utils.data.worker_process import (
     SIGNALS,
-    Failure,
     MapReader,
     Reader,
     Request,
@@ -125,14 +127,6 @@ def end_all(members: list[Worker], ring: Ring) -> None:
         worker.reap()
     members.clear()
     ring.close()
-
-
-def exception(failure: Failure | None) -> Exception | None:
-    if failure is None:
-        return None
-    if failure.is_users:
-        return UserError(failure.text)
-    return RuntimeError(f"in a worker process:\n{failure.text}")
 
 
 class WorkerPool:
@@ -319,7 +313,7 @@ class WorkerPool:
             self._deaths = 0
             worker.waited = 0.0
             job = worker.jobs.popleft()
-            job.done, job.failure = True, exception(failure)
+            job.done, job.failure = True, failure and failure.exception()
             if job.stale:
                 self._free.append(job.slot)
 

@@ -14,10 +14,10 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -33,35 +33,30 @@ from utils.plural import counted
 VERSION = 1  # of decoding and of the cache's layout; part of every key
 
 
-class Source(Protocol):
-    """The pictures of one split, from which a cache is built."""
-
-    verb: str  # what is done with them, for messages: "decoding"
-    labels: Sequence[int] | np.ndarray  # indices into the classes, one for each picture
-    channels: int
-
-    def describe(self, picture: int) -> str:
-        """A picture, for messages."""
-
-    def decoded(self, size: int, workers: int) -> Generator[tuple[np.ndarray, dict[int, str]]]:
-        """The pictures in order, in chunks: those that are good, (n, size, size, channels) uint8,
-        and for the others: offset in the chunk -> reason."""
-
-
 @dataclass(frozen=True)
-class FileSource:
-    """The files of one split; a Source."""
+class Source:
+    """The pictures of one split, from which a cache is built.
 
-    paths: list[str]
-    labels: list[int]
-    form: Form
-    verb, channels = "decoding", 3
+    Args:
+        verb: what is done with them, for messages.
+        labels: indices into the classes, one for each picture.
+        describe: names a picture, for messages.
+        decoded: (size, workers) -> the pictures in order, in chunks: those that are good, (n, size,
+            size, channels) uint8, and for the others: offset in the chunk -> reason.
+    """
 
-    def describe(self, picture: int) -> str:
-        return self.paths[picture]
+    verb: str
+    labels: Sequence[int] | np.ndarray
+    channels: int
+    describe: Callable[[int], str]
+    decoded: Callable[[int, int], Generator[tuple[np.ndarray, dict[int, str]]]]
 
-    def decoded(self, size: int, workers: int) -> Generator[tuple[np.ndarray, dict[int, str]]]:
-        return decode_all(self.paths, size, workers, self.form)
+
+def of_files(paths: list[str], labels: list[int], form: Form) -> Source:
+    def decoded(size: int, workers: int) -> Generator[tuple[np.ndarray, dict[int, str]]]:
+        return decode_all(paths, size, workers, form)
+
+    return Source("decoding", labels, 3, paths.__getitem__, decoded)
 
 
 @dataclass(frozen=True)
@@ -215,28 +210,14 @@ def _check_space(parent: Path, sources: dict[str, Source], image_size: int) -> N
 CHUNK = 1 << 20  # bytes of resized pictures that a thread makes at once
 
 
-@dataclass(frozen=True)
-class ArraySource:
-    """Decoded pictures of one split; a Source of cache.py."""
+def of_split(split: DecodedSplit) -> Source:
+    channels = split.shape[2]
 
-    split: Any  # a DecodedSplit
-    verb = "resizing"
-
-    @property
-    def labels(self) -> np.ndarray:
-        return self.split.labels
-
-    @property
-    def channels(self) -> int:
-        return self.split.shape[2]
-
-    def describe(self, picture: int) -> str:
-        return f"picture {picture}"
-
-    def decoded(self, size: int, workers: int) -> Generator[tuple[np.ndarray, dict[int, str]]]:
-        pictures = max(1, CHUNK // (self.channels * size * size))
-        chunks = self.split.chunks(pictures)
+    def decoded(size: int, workers: int) -> Generator[tuple[np.ndarray, dict[int, str]]]:
+        chunks = split.chunks(max(1, CHUNK // (channels * size * size)))
         return in_threads(lambda chunk: (resize(chunk, size), {}), chunks, workers, "resize")
+
+    return Source("resizing", split.labels, channels, "picture {}".format, decoded)
 
 
 def resized(data: ImageData, request: PictureRequest) -> ImageData:
@@ -248,15 +229,10 @@ def resized(data: ImageData, request: PictureRequest) -> ImageData:
     size = request.image_size
     what = json.dumps([VERSION, "resized", data.fingerprint, size])
     folder = request.cache_dir / hashlib.sha256(what.encode()).hexdigest()
-    splits = {"train": data.train, "val": data.val, "test": data.test}
-    sources = {name: ArraySource(split) for name, split in splits.items() if split is not None}
-    index, cached = open_cache(folder) or build_cache(
-        folder,
-        sources,  # type: ignore[arg-type]  # they are frozen
-        data.classes,
-        replace(request, on_bad="error"),
-        size,
-    )
+    splits: dict[str, Any] = {"train": data.train, "val": data.val, "test": data.test}
+    sources = {name: of_split(split) for name, split in splits.items() if split is not None}
+    request = replace(request, on_bad="error")
+    index, cached = open_cache(folder) or build_cache(folder, sources, data.classes, request, size)
     return replace(
         data,
         mean=index.mean,

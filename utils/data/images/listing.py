@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from utils.data.images.cache import VERSION, FileSource, build_cache, open_cache
+from utils.data.images.cache import VERSION, build_cache, of_files, open_cache
 from utils.data.images.decode import strict_pillow
 from utils.data.images.decoded import channel_statistics, kept_statistics
 from utils.data.images.encoded_data import (
@@ -99,8 +99,8 @@ def _load_decoded(
     cache, source = open_cache(folder), f"{data_dir}, memory-mapped from {folder}"
     if cache is None:
         source = f"{data_dir}, decoded into {folder}"
-        sources: dict = {
-            split: FileSource([*map(one.path, range(len(one.paths)))], one.labels, form)
+        sources = {
+            split: of_files([*map(one.path, range(len(one.paths)))], one.labels, form)
             for split, one in listings.items()
         }
         classes = next(iter(listings.values())).classes

@@ -112,21 +112,18 @@ def find_picture(content: bytes) -> tuple[int, int, int]:
             parts = {number: (a, b) for number, a, b in _fields(content, first, last)}
             if 1 in parts and 2 in parts:
                 features[content[slice(*parts[1])]] = parts[2]
-    for name in (ENCODED, LABEL):
+
+    def value_of(name: bytes, kind: int) -> tuple[int, int]:
+        """The place of the first one."""
         if name not in features:
             raise ValueError(f"it has no {name.decode()}")
-    pictures = [
-        value for _, start, end in _fields(content, *features[ENCODED], 1)
-        for value in _fields(content, start, end, 1)
-    ]  # fmt: skip
-    labels = [
-        value for _, start, end in _fields(content, *features[LABEL], 3)
-        for value in _fields(content, start, end, 1)
-    ]  # fmt: skip
-    if not pictures or not labels:
+        for _, start, end in _fields(content, *features[name], kind):
+            for _, first, last in _fields(content, start, end, 1):
+                return first, last
         raise ValueError("its picture or its label has no value")
-    _, start, end = pictures[0]
-    label, _ = _varint(content, labels[0][1])
+
+    start, end = value_of(ENCODED, 1)
+    label, _ = _varint(content, value_of(LABEL, 3)[0])
     if label >= 1 << 31:
         raise ValueError("its label is negative or too large")
     return start, end, label
