@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 from toy import CPU, network
 
 from utils.data.images.decode import decode
-from utils.data.images.form import Form
+from utils.data.images.image_data import Form
 from utils.data.images.loader import ImageLoader
 from utils.errors import UserError
 from utils.inference.predict_pictures import (

@@ -18,8 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from tqdm import tqdm
-
+from utils.data.cache_folder import progress_bar
 from utils.errors import UserError, network_cause
 from utils.files import sync_folder
 
@@ -121,14 +120,12 @@ def _transfer(url: str, file: BinaryIO, name: str) -> None:
             file.truncate(0)
         length = response.headers.get("Content-Length")
         total = start + int(length) if length and length.isdecimal() else None
-        terminal = sys.stderr.isatty()
-        if not terminal:
-            size = f" ({total / 1e6:.0f} MB)" if total else ""
-            print(f"downloading {url}{size}", file=sys.stderr)
+        size = f" ({total / 1e6:.0f} MB)" if total else ""
         done = start
-        with tqdm(
-            desc=name, initial=start, total=total, unit="B", unit_scale=True, disable=not terminal
-        ) as bar:
+        with progress_bar(
+            True, f"downloading {url}{size}", desc=name, initial=start, total=total, unit="B",
+            unit_scale=True,
+        ) as bar:  # fmt: skip
             while block := _read(response):
                 file.write(block)
                 done += len(block)

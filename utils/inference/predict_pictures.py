@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from utils.data.images.decode import decode_all, strict_pillow
+from utils.data.images.decode import decode_all, not_readable, strict_pillow
 from utils.data.images.file_formats import unread_formats
-from utils.data.images.form import USUAL, Form
-from utils.data.images.imagefolder import is_ignored, walk
+from utils.data.images.image_data import USUAL, Form
+from utils.data.images.imagefolder import walk
 from utils.data.images.loader import Normalize
+from utils.data.images.split_names import is_ignored
 from utils.errors import UserError
 from utils.inference.predictions import not_a_number, predictions_file
 from utils.machine.cores import usable_cores
@@ -197,10 +198,7 @@ class PictureFiles:
         for offset, why in errors.items():
             path = self.paths[rows[offset]]
             if self.on_bad == "error":
-                raise UserError(
-                    f"{path} is not a readable picture ({why}): remove it, or leave out "
-                    "all such files with --on_bad skip"
-                )
+                raise not_readable(path, why, "files")
             self.skipped.append(f"{path}: {why}")
         return [row for offset, row in enumerate(rows) if offset not in errors]
 

@@ -51,7 +51,7 @@ OPTIONAL = (
     Package("wandb", "wandb", "--wandb"),
     *OF_ONNX,
     Package("pyarrow", "pyarrow", "--dataset parquet"),
-    Package("google-crc32c", "google_crc32c", "reading TFRecords faster"),
+    Package("google-crc32c", "google_crc32c", "--dataset tfrecord"),
     Package("simplejpeg", "simplejpeg", "decoding JPEGs faster"),
 )
 # On a GPU these matter, too.

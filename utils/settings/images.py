@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 
-from utils.data.images.form import Form
+from utils.data.images.image_data import Form
 from utils.data.images.sources import IMAGE_DATASETS, TEST_FRACTION
 from utils.data.images.split_names import ENDINGS, class_folder
 from utils.errors import UserError

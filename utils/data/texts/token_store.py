@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.data.array_file import write_array
-from utils.data.cache_folder import built_folder
+from utils.data.cache_folder import built_folder, write_array
 from utils.data.texts.sources import MAX_TOKENS
 from utils.data.texts.tokenizer import unknown_id
 from utils.files import write_synced
