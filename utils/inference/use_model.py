@@ -53,9 +53,9 @@ def use_model(run: Run, kind: Kind, checkpoint) -> None:
         export = export_onnx if settings.export == "onnx" else export_safetensors
         checked = export(model, card, path, architecture=run.model_name, weights=weights)
         say(f"{path}: {checked}")
-        for name, content in card.files().items():
+        for name, (content, what) in card.files().items():
             replace_file(path.with_name(name), content)
-            say(f"{path.with_name(name)}: the tokenizer, for the `tokenizers` library")
+            say(f"{path.with_name(name)}: {what}")
         return
     keep_in_float32(model, kept_modules(run, model), run.device)
     if settings.infers_by_ort:
@@ -128,8 +128,8 @@ def evaluate_only(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> None:
     """Evaluates `checkpoint`; None: the model as it is, with the weights of --pretrained. In the
     run's folder only the report (--report) is written."""
     folder, report, flip = run.resumed_folder(), run.settings.report, run.settings.flip_test
-    ready, what = prepare(run, kind, checkpoint), "--pretrained"
-    task = ready.task
+    ready = prepare(run, kind, checkpoint)
+    task, what = ready.task, "--pretrained"
     if checkpoint is not None:
         ready.strategy.load(checkpoint.weights)
         what = which_weights(checkpoint, folder)

@@ -42,7 +42,8 @@ from utils.weights.card import TextCard
 
 
 def make_plan(run: Run, task: Task, checkpoint: Checkpoint | None) -> TrainingPlan:
-    """How long the run trains, and what it does when; prints a note on what is never reached."""
+    """How long the run trains, and what it does when; notes what is never reached, and rates that a
+    recipe keeps. UserError: a flag needs a validation split."""
     settings, steps_per_epoch = run.settings, task.train.steps_per_epoch
     if task.val is None and (flags := _needs_validation(settings)):
         val_is_test = getattr(task.data, "val_is_test", False)

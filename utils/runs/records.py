@@ -37,7 +37,7 @@ def open_metrics(
         metrics = MetricsLog(folder.metrics, warn=run.console.say, trackers=trackers)
         run.close_at_end(metrics)
         metrics.cut(checkpoint.state["metrics_bytes"] if checkpoint else 0, step)
-        for name, content in card.files().items():
+        for name, (content, _) in card.files().items():
             replace_file(folder.path / name, content)
         text = f"# {settings.entry}\n{to_yaml(settings, run.origin)}"
         replace_file(folder.config, text.encode(errors="surrogateescape"))

@@ -25,7 +25,7 @@ from utils.training.trainer import Trainer
 
 
 class Report:
-    """Of a run whose trainer this is."""
+    """The end of a training run: measures its weights on the test set, and writes the report."""
 
     def __init__(self, run: Run, trainer: Trainer, ready: Ready):
         self.run, self.trainer, self.ready = run, trainer, ready

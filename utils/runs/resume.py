@@ -100,7 +100,7 @@ def _keep_samples_per_step(run: Run, saved: dict) -> None:
         run.change_settings({"global_batch": saved["global_batch_size"]})
         run.console.say(
             f"an optimizer step keeps its {settings.global_batch} samples (--global_batch), as "
-            f"with {_parts(saved)}"
+            f"with {_dividers(saved)}"
         )
 
 
@@ -184,7 +184,7 @@ def which_weights(checkpoint: Checkpoint, folder: Path) -> str:
     return f"{text}{last}{better}"
 
 
-def _parts(saved: dict) -> str:
+def _dividers(saved: dict) -> str:
     """Into how many parts each step of a saved run was divided."""
     if "local_workers" in saved:
         return counted(saved["local_workers"], "worker")

@@ -1,4 +1,4 @@
-"""A run: its processes, its folder, its device, and the checkpoint that it resumes from."""
+"""A run: its processes, its folder and its device."""
 
 import contextlib
 import os
@@ -229,8 +229,6 @@ class Run:
             if getattr(self.settings, name) != value:
                 setattr(self.settings, name, value)
                 self.origin[name] = origin or self.origin[name]
-
-    # ---- resuming -----------------------------------------------------------------------------
 
     def resumed_folder(self) -> Path | None:
         """The folder of the run that --resume names; None without it."""

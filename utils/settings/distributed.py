@@ -98,7 +98,7 @@ class DistributedSettings(Config):
             reason = "it is for --distributed, which run_distributed.sh sets"
             yield (*names, "dist_timeout", "sync_bn"), reason, "distributed"
         if self.global_batch is not None:
-            if getattr(self, "batch_tokens", None) is not None:
+            if self.batch_tokens is not None:
                 yield "global_batch", "--batch_tokens sets the batch by tokens", "batch_tokens"
             else:
                 reason = "--global_batch decides how many batches are accumulated"

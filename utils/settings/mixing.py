@@ -115,7 +115,7 @@ class MixingSettings(Config):
         yield from super().ineffective()
         if self.mixup == "none":
             yield "alpha", "only --mixup fixed and meta take it", "mixup"
-        if getattr(self, "batch_tokens", None) is not None:
+        if self.batch_tokens is not None:
             reason = "--batch_tokens decides how many texts a batch has, and a block is a batch"
             yield "mixup_block", reason, "batch_tokens"
         if self.mixup == "auto":
@@ -153,7 +153,7 @@ class MixingSettings(Config):
                 f"--batch_size {self.batch_size} is not a multiple of --mixup_block "
                 f"{self.mixup_block}: a block must not be cut"
             )
-        lone = self.batch_size == 1 and getattr(self, "batch_tokens", None) is None
+        lone = self.batch_size == 1 and self.batch_tokens is None
         # A run from before there was this check can still be resumed: it mixes nothing.
         if lone and self.mixing_name != "none" and self.resume is None:
             raise UserError(

@@ -107,7 +107,7 @@ def build_mixing_control(
 
     Args:
         loss: of the model on the samples of a loader; collective.
-        make_equal: called before; see Strategy.
+        make_equal: called before each measurement; see Strategy.
         off_epoch: from which nothing is mixed any more; None: there is none.
         say: is told what is held out; None: nobody.
     """

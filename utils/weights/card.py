@@ -65,8 +65,8 @@ class ModelCard:
         """(mean, std), or None if the model takes pictures of another number of channels."""
         return (self.mean, self.std) if channels == self.channels else None
 
-    def files(self) -> dict[str, bytes]:
-        """What other programs need beside the weights: {name: content}."""
+    def files(self) -> dict[str, tuple[bytes, str]]:
+        """What other programs need beside the weights: {name: (content, what it is)}."""
         return {}
 
     def to_dict(self) -> dict:
@@ -115,8 +115,9 @@ class TextCard:
         except TypeError:
             raise ValueError("not a JSON object with a list of classes") from None
 
-    def files(self) -> dict[str, bytes]:
-        return {TOKENIZER: self.tokenizer.encode()}
+    def files(self) -> dict[str, tuple[bytes, str]]:
+        what = "the tokenizer, for the `tokenizers` library"
+        return {TOKENIZER: (self.tokenizer.encode(), what)}
 
     def to_dict(self) -> dict:
         """For JSON."""
