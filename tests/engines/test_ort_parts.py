@@ -12,12 +12,17 @@ from toy import facts_of, make_trainer
 from utils.distributed.strategies.base import Strategy
 from utils.engines.choose import choose_engine
 from utils.engines.ort import session
-from utils.engines.ort.arguments import Flat, first_of, kind_of, smaller, tensors_of
-from utils.engines.ort.checks import FLOOR, relative_difference, without_dropout
-from utils.engines.ort.engine import Ort
-from utils.engines.ort.export import by_running_statistics, export
+from utils.engines.ort.export import (
+    Flat,
+    by_running_statistics,
+    export,
+    first_of,
+    kind_of,
+    smaller,
+    tensors_of,
+)
 from utils.engines.ort.graph import update_statistics
-from utils.engines.ort.module import OrtModule
+from utils.engines.ort.module import FLOOR, Ort, OrtModule, relative_difference, without_dropout
 from utils.errors import UserError
 from utils.mixup.mixing import MixPlan
 from utils.models.transformer import Transformer
@@ -32,12 +37,12 @@ def choose(trainer, **facts):
 
 def test_it_is_chosen_by_name_or_the_run_is_refused(tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path)
-    monkeypatch.setattr("utils.engines.ort.engine.why_missing", lambda: None)
+    monkeypatch.setattr("utils.engines.ort.module.why_missing", lambda: None)
     engine, notes = choose(trainer)
     assert isinstance(engine, Ort) and notes == []
     with pytest.raises(UserError, match=r"^--engine ort: .*add --device cpu$"):
         choose(trainer, device=torch.device("cuda"))
-    monkeypatch.setattr("utils.engines.ort.engine.why_missing", lambda: "it is not there")
+    monkeypatch.setattr("utils.engines.ort.module.why_missing", lambda: "it is not there")
     with pytest.raises(UserError, match=r"^--engine ort: it is not there$"):
         choose(trainer)
 

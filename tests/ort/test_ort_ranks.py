@@ -7,7 +7,7 @@ from distributed.world import Worlds
 from ort_models import pictures, vit
 
 from utils.distributed.strategies.base import Strategy, build_strategy
-from utils.engines.ort.engine import Ort
+from utils.engines.ort.module import Ort
 from utils.exchange import Exchange
 from utils.optim.factory import build_optimizer
 from utils.reporting.console import Console

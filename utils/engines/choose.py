@@ -17,7 +17,7 @@ ENGINES = {
     "eager": "utils.engines.engine:Engine",
     "compile": "utils.engines.engine:Compile",
     "cuda_graphs": "utils.engines.cuda_graphs:CudaGraphs",
-    "ort": "utils.engines.ort.engine:Ort",
+    "ort": "utils.engines.ort.module:Ort",
 }
 
 
