@@ -15,8 +15,7 @@ from utils.checkpoints.saver import Saver
 from utils.data.hold_out import HoldOut
 from utils.data.images.loader import ImageLoader
 from utils.distributed.strategies.base import build_strategy
-from utils.engines.choose import choose_engine
-from utils.engines.engine import RunFacts
+from utils.engines.engine import RunFacts, choose_engine
 from utils.engines.graphed_step import GraphedStep
 from utils.exchange import Exchange
 from utils.launch.signals import AgreedSignal

@@ -10,7 +10,7 @@ from torch import nn
 from toy import facts_of, make_trainer
 
 from utils.distributed.strategies.base import Strategy
-from utils.engines.choose import choose_engine
+from utils.engines.engine import choose_engine
 from utils.engines.ort import session
 from utils.engines.ort.export import (
     Flat,
@@ -60,7 +60,7 @@ def test_another_onnxruntime_is_told(monkeypatch, there):
 
 def test_without_gradients_the_model_itself_is_called():
     model = nn.Linear(3, 2)
-    module = Ort(True).wrap(Strategy(model), Console(silent=True))
+    module = Ort().wrap(Strategy(model), Console(silent=True))
     assert isinstance(module, OrtModule)
     with torch.no_grad():
         x = torch.randn(4, 3)
