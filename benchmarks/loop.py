@@ -86,7 +86,7 @@ def make_trainer(
     if freeze is not None:
         freeze.apply(0)
     spread = build_strategy("local" if round_steps else strategy, model, exchange)
-    agree = Agreement(exchange, 2) if exchange.size > 1 else None
+    agree = Agreement(exchange) if exchange.size > 1 else None
     schedule = Schedule("cosine", STEPS, 0)
 
     def make_parts(guard: Guard, progress: Progress) -> StepParts:

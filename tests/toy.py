@@ -19,7 +19,7 @@ from utils.engines.engine import RunFacts, choose_engine
 from utils.engines.graphed_step import GraphedStep
 from utils.exchange import Exchange
 from utils.launch.signals import AgreedSignal
-from utils.local.outer import OuterOptimizer
+from utils.local.optimizer import OuterOptimizer
 from utils.local.rules import SyncRule
 from utils.local.workers import Workers
 from utils.mixup.auto import AutoStrength

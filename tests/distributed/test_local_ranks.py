@@ -14,8 +14,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from utils.distributed.strategies.base import build_strategy
 from utils.exchange import Exchange
-from utils.local.optimizer import LocalOptimizer
-from utils.local.outer import OuterOptimizer
+from utils.local.optimizer import LocalOptimizer, OuterOptimizer
 from utils.local.rules import SyncRule, simulate
 
 SIZES = [2, pytest.param(4, marks=pytest.mark.slow)]

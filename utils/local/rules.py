@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-# `diloco` is `constant` with an outer optimizer (utils/local/outer.py).
+# `diloco` is `constant` with an outer optimizer (utils/local/optimizer.py).
 RULES = ("constant", "qsr", "post_local", "swap", "diloco")
 POWERS = (1, 2, 3)
 # (0.6 / 0.2) ** 2 is 8.999999999999996 in floating point.

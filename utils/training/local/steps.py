@@ -24,7 +24,7 @@ from utils.data.batch import Batch
 from utils.data.loader import Loader
 from utils.distributed.strategies.base import Strategy
 from utils.exchange import Exchange
-from utils.local.outer import OuterOptimizer
+from utils.local.optimizer import OuterOptimizer
 from utils.local.rules import SyncRule, simulate
 from utils.local.workers import Workers
 from utils.plural import counted
