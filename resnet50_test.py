@@ -23,6 +23,7 @@ class Settings(ImageSettings):
     """The settings of this entry: those of every run on pictures, and those of a ResNet."""
 
     entry = "resnet50_test.py"
+    of_backbone = ("drop_path",)
 
     depth: int = setting(
         50,
@@ -59,11 +60,6 @@ class Settings(ImageSettings):
     @property
     def published_weights(self) -> tuple[str, str] | None:  # type: ignore[override]  # only read
         return ("torchvision", f"resnet{self.depth}") if self.width == 64 else None
-
-    def ineffective(self):
-        yield from super().ineffective()
-        if self.trains_head_alone:
-            yield "drop_path", "the head alone is trained", "freeze_backbone"
 
 
 def build_model(settings: Settings, card):

@@ -22,6 +22,7 @@ class Settings(TextSettings):
     """The settings of this entry: those of every run on texts, and those of a Transformer."""
 
     entry = "transformer_test.py"
+    of_backbone = ("dropout", "attention_dropout", "token_dropout")
 
     layers: int = setting(6, "Layers of the encoder", group=MODEL, low=1)
     dim: int = setting(
@@ -50,12 +51,6 @@ class Settings(TextSettings):
         "cls", "What the classifier reads: the first token of a text, or the mean of all",
         group=MODEL, choices=("cls", "mean"),
     )  # fmt: skip
-
-    def ineffective(self):
-        yield from super().ineffective()
-        if self.trains_head_alone:
-            for name in ("dropout", "attention_dropout", "token_dropout"):
-                yield name, "the head alone is trained", "freeze_backbone"
 
     def validate(self):
         super().validate()

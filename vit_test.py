@@ -30,6 +30,7 @@ class Settings(ImageSettings):
 
     entry = "vit_test.py"
     published_for = "the models of --model list"
+    of_backbone = ARGUMENTS
 
     epochs: int = changed(ImageSettings, "epochs", 100)
     optimizer: str = changed(ImageSettings, "optimizer", "adamw")
@@ -103,13 +104,9 @@ class Settings(ImageSettings):
         yield from super().ineffective()
         if self.model != OWN:
             reason = f"--model {self.model} has its own sizes; see --model_kwargs"
-            yield from ((name, reason, "model") for name in SIZES)
+            yield SIZES, reason, "model"
         if ":" in self.model:
-            for name in ARGUMENTS:
-                yield name, "a class of your own takes --model_kwargs", "model"
-        if self.trains_head_alone:
-            for name in ARGUMENTS:
-                yield name, "the head alone is trained", "freeze_backbone"
+            yield ARGUMENTS, "a class of your own takes --model_kwargs", "model"
 
     def validate(self):
         if self.warmup_epochs is None:

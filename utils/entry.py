@@ -12,8 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from utils.errors import UnknownFlag, UserError
-from utils.files import denial
+from utils.errors import UserError, one_line
 from utils.launch.environment import (
     LAUNCH_RUN,
     LaunchedAs,
@@ -27,10 +26,9 @@ from utils.launch.environment import (
     take_launch_flags,
 )
 from utils.launch.signals import Signals, StoppedBySignal
-from utils.machine.packages import not_installed
+from utils.machine.packages import mendable
 from utils.runs.run import Run
 from utils.settings.config import fields, parse
-from utils.settings.owners import with_owners
 
 # PyTorch is imported inside the functions that need it: --help and wrong flags answer at once.
 
@@ -80,19 +78,16 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
         if draws and find_spec("matplotlib") is None:  # else it is missed only at the end
             raise ModuleNotFoundError(name="matplotlib")
         return act(settings, origin, signals) or 0
-    except UnknownFlag as error:
-        return _refuse(with_owners(error))
-    except UserError as error:
-        return _refuse(error)
     except StoppedBySignal as stopped:
         if place is None or place.rank == 0:
             with contextlib.suppress(OSError):  # a terminal that is closed
                 print(stopped.line, file=sys.stderr, flush=True)
         return stopped.exit_code
     except Exception as error:
-        told = denial(error) if isinstance(error, OSError) else not_installed(error)
-        if told is not None:
-            return _refuse(told)
+        if (told := mendable(error)) is not None:
+            if note_exit_code(2):  # one of the launched processes says it
+                print(f"error: {one_line(told)}", file=sys.stderr)
+            return 2
         if place is None:
             raise
         from utils.distributed.group import is_lost_peer
@@ -112,12 +107,6 @@ def lost_peer_line(rank: int, error: Exception) -> str:
     not exist, a firewall, a GPU without memory."""
     cause = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return f"rank {rank}: another process of this run is gone, or cannot be reached: {cause}"
-
-
-def _refuse(error: UserError) -> int:
-    if note_exit_code(2):  # one of the launched processes says it
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return 2
 
 
 def run_model(
@@ -158,7 +147,7 @@ def run_model(
 
                 train(run, kind, checkpoint)
             elif settings.action.needs_data:
-                from utils.inference.evaluate import evaluate_only
+                from utils.inference.use_model import evaluate_only
 
                 evaluate_only(run, kind, checkpoint)
             else:
@@ -175,7 +164,7 @@ def print_lines(lines: Callable[[], list[str]]) -> int:
     try:
         print("\n".join(lines()), flush=True)
     except (UserError, ModuleNotFoundError) as error:
-        print(f"error: {not_installed(error) or error}", file=sys.stderr)
+        print(f"error: {mendable(error) or error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader, such as `head`, wants no more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
@@ -222,3 +211,10 @@ def _as_launched(argv: list[str], place: LaunchedAs | None) -> list[str]:
     if run is not None and (Path(run) / "config.yaml").is_file():
         argv = [*argv, "--resume", run]  # the last --resume counts
     return argv
+
+
+def _is_launched() -> bool:
+    try:
+        return launched() is not None
+    except UserError:
+        return False

@@ -15,7 +15,7 @@ from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.launch.launchers import TORCHRUN, LaunchedAs
 from utils.launch.watch import Watch
-from utils.settings.hosts import PLACES
+from utils.settings.yaml_file import PLACES
 
 POLL_SECONDS = 0.2
 # Parts of the errors of a rank whose peer is gone. The peer's own error is the one to read.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from utils.data.hold_out import HoldOut
+from utils.data.loader import HoldOut
 from utils.mixup.auto import AutoStrength, Reading
 
 

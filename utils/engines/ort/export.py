@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from utils.engines.ort.session import refusal
+from utils.errors import one_line
 from utils.machine.packages import silenced
 from utils.mixup.mixing import MixPlan
 from utils.packed import PackedTokens
@@ -135,8 +136,7 @@ def export(model: nn.Module, arguments: dict[str, Tensor]) -> Exported:
                 keep_initializers_as_inputs=True,
             )
     except Exception as error:  # of many classes
-        text = " ".join(str(error).split())[:200]
-        raise refusal(f"this model has no ONNX graph ({text})") from error
+        raise refusal(f"this model has no ONNX graph ({one_line(error, 200)})") from error
     _refuse_changed_buffers(model, before)
     proto = onnx.load_model_from_string(file.getvalue())
     proto.ir_version = min(proto.ir_version, IR_VERSION)

@@ -11,7 +11,7 @@ from torch.utils.dlpack import from_dlpack
 
 from utils.engines.ort.export import PREFIX, export
 from utils.engines.ort.session import TrainingSession, import_onnxruntime, refusal, with_gradient
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 
 
 class Graph:
@@ -115,7 +115,7 @@ def _seed() -> None:
 
 def refusal_of(error: Exception) -> UserError:
     """What ONNX Runtime has said, with the operator's name where that is the point."""
-    text = " ".join(str(error).split())
+    text = one_line(error)
     reason = f"cannot train this model ({text[-200:]})"
     if found := re.search(r"gradient builder has not been registered: *(\w+)", text):
         reason = f"has no gradient of the ONNX operator {found[1]}"
