@@ -32,8 +32,9 @@ REFUSED = {"AveragePool": "its backward pass would crash the run"} | dict.fromke
 
 
 def tensors_of(model: nn.Module, inputs: Tensor | PackedTokens, mix_plan=None) -> dict[str, Tensor]:
-    """{name: tensor}: `inputs`, and with a plan `partner` and `lam`. Packed texts become rows of
-    ids, (n, longest) int64, with the model's padding at their ends."""
+    """A model's arguments as a graph has them, {name: tensor}: `inputs`, and with a plan `partner`
+    and `lam`. Packed texts become rows of ids, (n, longest) int64, with the model's padding at
+    their ends."""
     if isinstance(inputs, PackedTokens):
         inputs = inputs.padded(model.pad)
     tensors = {"inputs": inputs}
@@ -43,7 +44,7 @@ def tensors_of(model: nn.Module, inputs: Tensor | PackedTokens, mix_plan=None) -
 
 
 def first_of(tensors: dict[str, Tensor], count: int) -> dict[str, Tensor]:
-    """Those of the first samples; each gets the next one as its partner."""
+    """The arguments of the first samples; each gets the next one as its partner."""
     tensors = {name: tensor[:count] for name, tensor in tensors.items()}
     if "partner" in tensors:
         tensors["partner"] = torch.arange(len(tensors["partner"])).roll(-1)
@@ -51,9 +52,9 @@ def first_of(tensors: dict[str, Tensor], count: int) -> dict[str, Tensor]:
 
 
 def smaller(tensors: dict[str, Tensor], count: int) -> dict[str, Tensor]:
-    """Those of at most `count` samples, fewer than there are, and texts without their last token:
-    each dimension of `varying` is smaller. It leaves two samples, since a BatchNorm may need them,
-    and a token."""
+    """The arguments of at most `count` samples, fewer than there are, and texts without their last
+    token: each dimension of `varying` is smaller. It leaves two samples, since a BatchNorm may need
+    them, and a token."""
     tensors = first_of(tensors, max(2, min(count, len(tensors["inputs"]) - 1)))
     inputs = tensors["inputs"]
     if not inputs.is_floating_point() and inputs.shape[1] > 1:
@@ -69,7 +70,7 @@ def kind_of(tensors: dict[str, Tensor]) -> tuple:
 
 
 def varying(tensors: dict[str, Tensor]) -> dict[str, dict[int, str]]:
-    """The dimensions that may differ from call to call."""
+    """The dimensions of these arguments that may differ from call to call."""
     texts = not tensors["inputs"].is_floating_point()
     return {name: TEXTS if texts and name == "inputs" else SAMPLES for name in tensors}
 
