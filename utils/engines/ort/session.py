@@ -136,7 +136,6 @@ class TrainingSession:
 
     def __init__(self, graph: GradientGraph, threads: int):
         onnxruntime, C = import_onnxruntime()
-        self.graph = graph
         options = onnxruntime.SessionOptions()
         options.log_severity_level = FATAL
         options.intra_op_num_threads = threads
