@@ -177,9 +177,8 @@ def test_the_graph_of_a_model(rate):
     nodes = {node.op_type: node for node in exported.proto.graph.node}
     assert len(nodes["LayerNormalization"].output) == 3
     assert exported.draws is ("Dropout" in nodes) is (rate > 0)
-    (norm,) = exported.norms
-    assert norm.name == "bn"
-    assert norm.outputs == [*nodes["BatchNormalization"].output[1:], *nodes["Size"].output]
+    outputs = [*nodes["BatchNormalization"].output[1:], *nodes["Size"].output]
+    assert exported.norms == {"bn": outputs}
     batch = exported.proto.graph.input[0].type.tensor_type.shape.dim[0]
     assert batch.dim_param == "batch"
     steady = without_dropout(model)

@@ -88,19 +88,19 @@ class Flat(nn.Module):
         return self.model(inputs, MixPlan(partner, lam))
 
 
-class Norm(NamedTuple):
-    """A BatchNorm whose statistics a step changes."""
-
-    name: str  # of the module
-    outputs: list[str]  # in the graph: the new running mean and variance, and the size of its input
-
-
 class Exported(NamedTuple):
-    """A model as a graph: arguments, parameters, buffers -> logits."""
+    """A model as a graph: arguments, parameters, buffers -> logits.
 
-    proto: object  # onnx.ModelProto
-    norms: list[Norm]
-    draws: bool  # it has dropout
+    Attributes:
+        proto: an onnx.ModelProto.
+        norms: {name of a BatchNorm whose statistics a step changes: names in the graph of the new
+            running mean and variance, and of the size of its input}.
+        draws: it has dropout.
+    """
+
+    proto: object
+    norms: dict[str, list[str]]
+    draws: bool
 
 
 def export(model: nn.Module, arguments: dict[str, Tensor]) -> Exported:
@@ -223,17 +223,17 @@ def _norm_checked(name: str, called: set[str]):
     return check
 
 
-def _norms_of(proto) -> list[Norm]:
-    """The BatchNorms that take statistics of the batch; adds the sizes of their inputs to the
-    graph, in place."""
+def _norms_of(proto) -> dict[str, list[str]]:
+    """`Exported.norms`: those that take statistics of the batch. Adds the sizes of their inputs to
+    the graph, in place."""
     import onnx
 
-    norms, sizes = [], []
+    norms, sizes = {}, []
     for node in proto.graph.node:
         if node.op_type == "BatchNormalization" and len(node.output) == 3:
             name = node.input[3].removeprefix(PREFIX).removesuffix(".running_mean")
-            norms.append(Norm(name, [*node.output[1:], f"{node.output[0]}_size"]))
-            sizes.append(onnx.helper.make_node("Size", node.input[:1], norms[-1].outputs[2:]))
+            norms[name] = [*node.output[1:], f"{node.output[0]}_size"]
+            sizes.append(onnx.helper.make_node("Size", node.input[:1], norms[name][2:]))
     proto.graph.node.extend(sizes)
     return norms
 

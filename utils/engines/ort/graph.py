@@ -33,7 +33,7 @@ class Graph:
         parameters = {PREFIX + name: p for name, p in model.named_parameters()}
         parameters = {name: p for name, p in parameters.items() if name in used}
         trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
-        further = [name for norm in exported.norms for name in norm.outputs]
+        further = [name for outputs in exported.norms.values() for name in outputs]
         try:
             self.gradient = with_gradient(exported.proto, list(parameters), trained, further)
             self.session = TrainingSession(self.gradient, torch.get_num_threads())
@@ -57,8 +57,8 @@ class Graph:
         trained = [parameters[name.removeprefix(PREFIX)] for name in self.gradient.trained]
         logits, *statistics = _Step.apply(self, self.feeds(model, arguments), *trained)
         of_each = zip(*(statistics[start::3] for start in range(3)), strict=True)
-        for norm, (mean, var, size) in zip(self.norms, of_each, strict=True):
-            update_statistics(model.get_submodule(norm.name), mean, var, size)
+        for name, (mean, var, size) in zip(self.norms, of_each, strict=True):
+            update_statistics(model.get_submodule(name), mean, var, size)
         return logits
 
 
