@@ -9,7 +9,7 @@ python resnet50_test.py --resume runs/my_run --predict new_pictures
 
 from dataclasses import dataclass
 
-from utils.entry import end_process, run_model
+from utils.entry import Entry, end_process
 from utils.errors import UserError
 from utils.setting import setting
 from utils.settings import ImageSettings
@@ -93,9 +93,7 @@ def model_name(settings: Settings) -> str:
     return f"resnet{settings.depth}{width}"
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_model(Settings, build_model, model_name, __doc__.splitlines()[0], argv)
-
+main = Entry(Settings, build_model, model_name, __doc__).main
 
 if __name__ == "__main__":
     end_process(main())

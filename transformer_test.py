@@ -9,7 +9,7 @@ python transformer_test.py --resume runs/my_run --predict new_texts.csv
 
 from dataclasses import dataclass
 
-from utils.entry import end_process, run_model
+from utils.entry import Entry, end_process
 from utils.errors import UserError
 from utils.setting import setting
 from utils.settings import TextSettings
@@ -88,9 +88,7 @@ def model_name(settings: Settings) -> str:
     return f"transformer{settings.layers}x{settings.dim}"
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_model(Settings, build_model, model_name, __doc__.splitlines()[0], argv)
-
+main = Entry(Settings, build_model, model_name, __doc__).main
 
 if __name__ == "__main__":
     end_process(main())
