@@ -82,7 +82,7 @@ class LaunchBound:
 
 def mark_on(device: torch.device) -> Event:
     """An event, with timing, at the end of the work submitted to a GPU's current stream so far."""
-    event = Event(enable_timing=True)
+    event = torch.cuda.Event(enable_timing=True)
     event.record(torch.cuda.current_stream(device))
     return event
 
