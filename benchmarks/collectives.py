@@ -3,9 +3,13 @@
 import contextlib
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+from benchmarks.common import silent
+from benchmarks.loop import take_steps
 
 BUCKET = "all_reduce, a bucket of the gradient"
 # Function of torch.distributed -> (its name here, position of the input tensor). Two of them have
@@ -107,3 +111,15 @@ def per_step(few: Counter, many: Counter, steps: int) -> dict[tuple[str, int], f
 
 def total_sent(calls: dict[tuple[str, int], float], ranks: int) -> float:
     return math.fsum(number * sent(*key, ranks) for key, number in calls.items())
+
+
+def calls_of_runs(trainer, runs: Sequence[int]) -> list:
+    """The calls of collectives in each of these runs, of so many steps, on this rank."""
+    counted, hooked = [], Collectives()
+    hooked.hook(trainer.steps.strategy)
+    with hooked, silent():
+        for steps in runs:
+            hooked.calls.clear()
+            take_steps(trainer, steps)
+            counted.append(hooked.calls.copy())
+    return counted

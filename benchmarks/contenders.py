@@ -27,8 +27,7 @@ from torchvision import transforms
 from benchmarks.loader import Pictures, torchvision_transform
 from benchmarks.loop import make_trainer, take_steps
 from benchmarks.made_up import MEAN, STD
-from utils.engines.cuda_graphs import CudaGraphs
-from utils.engines.engine import RunFacts
+from utils.engines.engine import CudaGraphs, RunFacts
 from utils.fused import MODES
 from utils.launch.signals import Signals
 from utils.machine.backends import prefer_flash_attention, search_plans

@@ -23,13 +23,12 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.collectives import Collectives, per_step, sent, total_sent
-from benchmarks.common import machine, parser, ratios, report, side_by_side, silent, write_json
-from benchmarks.loop import make_trainer, take_steps
+from benchmarks.collectives import calls_of_runs, per_step, sent, total_sent
+from benchmarks.common import machine, parser, ratios, report, side_by_side, write_json
+from benchmarks.loop import make_trainer, narrow_resnet, steps_among_ranks
 from benchmarks.ranks import Ranks
 from utils.exchange import Exchange
 from utils.launch.signals import Signals
-from utils.models.resnet import ResNet
 
 BATCH = 64  # samples of a process
 CASES = {  # of what is counted: strategy, optimizer, accumulation
@@ -44,24 +43,13 @@ CASES = {  # of what is counted: strategy, optimizer, accumulation
 RUNS = (20, 4, 24)
 
 
-def network() -> torch.nn.Module:
-    torch.manual_seed(0)
-    return ResNet(18, 10, 16).to(memory_format=torch.channels_last)
-
-
 def build_training(exchange, folder: str, strategy: str, alone: bool = False) -> Callable:
     """work(steps) -> samples per second of this process; `alone`: it knows of no other."""
     trainer = make_trainer(
-        network(), Path(folder, str(exchange.rank)), Signals(), batch=BATCH,
+        narrow_resnet(), Path(folder, str(exchange.rank)), Signals(), batch=BATCH,
         exchange=Exchange() if alone else exchange, strategy=strategy,
     )  # fmt: skip
-
-    def work(steps: int) -> float:
-        exchange.barrier()
-        with silent():
-            return take_steps(trainer, steps)
-
-    return work
+    return steps_among_ranks(trainer, exchange)
 
 
 def build_counting(exchange, folder: str) -> Callable:
@@ -70,17 +58,11 @@ def build_counting(exchange, folder: str) -> Callable:
     def work(name: str) -> dict:
         strategy, optimizer, accumulation = CASES[name]
         trainer = make_trainer(
-            network(), Path(folder, f"{name}-{exchange.rank}"), Signals(), batch=2,
+            narrow_resnet(), Path(folder, f"{name}-{exchange.rank}"), Signals(), batch=2,
             exchange=exchange, strategy=strategy, optimizer=optimizer, accumulation=accumulation,
         )  # fmt: skip
-        runs, hooked = [], Collectives()
-        hooked.hook(trainer.steps.strategy)
-        with hooked, silent():
-            for steps in RUNS:
-                hooked.calls.clear()
-                take_steps(trainer, steps)
-                runs.append(hooked.calls.copy())
-        return per_step(runs[1], runs[2], RUNS[2] - RUNS[1])
+        _, second, third = calls_of_runs(trainer, RUNS)
+        return per_step(second, third, RUNS[2] - RUNS[1])
 
     return work
 
@@ -109,7 +91,7 @@ def scaling(steps: int, repetitions: int) -> dict:
 
 
 def count_bytes() -> dict:
-    elements = sum(parameter.numel() for parameter in network().parameters())
+    elements = sum(parameter.numel() for parameter in narrow_resnet().parameters())
     print(f"bytes: {elements:,} parameters, two processes; a step")
     results = {"parameters": elements}
     with Ranks(2, build_counting) as ranks:

@@ -24,29 +24,23 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.collectives import Collectives, per_step, total_sent
-from benchmarks.common import machine, parser, ratios, report, side_by_side, silent, write_json
-from benchmarks.loop import STEPS, make_trainer, take_steps
+from benchmarks.collectives import calls_of_runs, per_step, total_sent
+from benchmarks.common import machine, parser, ratios, report, side_by_side, write_json
+from benchmarks.loop import STEPS, make_trainer, narrow_resnet, steps_among_ranks
 from benchmarks.networks import TwoNetworks, enter
 from benchmarks.ranks import Ranks
 from utils.launch.signals import Signals
-from utils.models.resnet import ResNet
 
 BATCH, ROUND = 64, 16  # samples of a process; steps of a round
 KINDS = {"ddp": None, f"local, H {ROUND}": ROUND, "local, never": STEPS}  # name -> round_steps
-
-
-def network() -> torch.nn.Module:
-    torch.manual_seed(0)
-    return ResNet(18, 10, 16).to(memory_format=torch.channels_last)
 
 
 def worker(exchange, folder: str, round_steps: int | None, batch: int):
     """The trainer of a process, which has a node of its own."""
     exchange.local_rank = 0
     trainer = make_trainer(
-        network(), Path(folder, str(exchange.rank)), Signals(), batch=batch, exchange=exchange,
-        round_steps=round_steps,
+        narrow_resnet(), Path(folder, str(exchange.rank)), Signals(), batch=batch,
+        exchange=exchange, round_steps=round_steps,
     )  # fmt: skip
     trainer.save = lambda final=False: None  # what a run does at its end is no part of a step
     return trainer
@@ -54,14 +48,7 @@ def worker(exchange, folder: str, round_steps: int | None, batch: int):
 
 def build_training(exchange, folder: str, round_steps: int | None) -> Callable:
     """work(steps) -> samples per second of this process."""
-    trainer = worker(exchange, folder, round_steps, BATCH)
-
-    def work(steps: int) -> float:
-        exchange.barrier()
-        with silent():
-            return take_steps(trainer, steps)
-
-    return work
+    return steps_among_ranks(worker(exchange, folder, round_steps, BATCH), exchange)
 
 
 def build_counting(exchange, folder: str, round_steps: int | None) -> Callable:
@@ -69,13 +56,7 @@ def build_counting(exchange, folder: str, round_steps: int | None) -> Callable:
 
     def work() -> float:
         trainer = worker(exchange, folder, round_steps, batch=2)
-        runs, hooked = [], Collectives()
-        hooked.hook(trainer.steps.strategy)
-        with hooked, silent():
-            for steps in (ROUND, 2 * ROUND):
-                hooked.calls.clear()
-                take_steps(trainer, steps)
-                runs.append(hooked.calls.copy())
+        runs = calls_of_runs(trainer, (ROUND, 2 * ROUND))
         return total_sent(per_step(*runs, ROUND), exchange.size)
 
     return work

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from utils.local.rules import Rounds, SyncRule, default_alpha, simulate
+from utils.local.rules import SyncRule, default_alpha, simulate
 from utils.optim.schedules import Schedule
 
 EPOCH = 312  # steps
@@ -36,7 +36,7 @@ class Case:
     rule: SyncRule
     schedule: str = "cosine"
 
-    def rounds(self) -> Rounds:
+    def round_lengths(self) -> list[int]:
         rule = self.rule
         factor = Schedule(self.schedule, rule.total_steps, rule.warmup_steps).factor
         return simulate(rule, lambda step: rule.peak_lr * factor(step))
@@ -79,10 +79,11 @@ def table() -> list[str]:
     rows = ["| run | rule | averagings | of DDP's bytes | longest round, steps |"]
     rows.append("| --- | --- | ---: | ---: | ---: |")
     for case in CASES:
-        rounds = case.rounds()
+        lengths = case.round_lengths()
+        share = 100 * len(lengths) / case.rule.total_steps
         rows.append(
-            f"| {case.run} | {case.rule_text} | {len(rounds):,} | {100 * rounds.ddp_share:.1f} % "
-            f"| {max(rounds.lengths):,} |"
+            f"| {case.run} | {case.rule_text} | {len(lengths):,} | {share:.1f} % "
+            f"| {max(lengths):,} |"
         )
     return rows
 

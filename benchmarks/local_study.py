@@ -133,7 +133,7 @@ def foretold(options) -> dict[str, float]:
             "qsr", total, BASE, ratio * options.lr, peak_lr=options.lr, warmup_steps=warmup
         )
     return {
-        label: simulate(rule, lambda step: options.lr * factor(step)).ddp_share
+        label: len(simulate(rule, lambda step: options.lr * factor(step))) / total
         for label, rule in rules.items()
         if label in options.rules
     }

@@ -1,10 +1,12 @@
 """The toolkit's training loop over random pictures or texts, for the benchmarks that time it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from benchmarks.common import silent
 from benchmarks.made_up import CPU, pictures
 from utils.augment.crop_flip import CropFlip
 from utils.checkpoints.checkpoint import Checkpoints
@@ -17,6 +19,7 @@ from utils.fused import fuse
 from utils.launch.signals import AgreedSignal, Signals
 from utils.local.rules import SyncRule
 from utils.local.workers import Workers
+from utils.models.resnet import ResNet
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Schedule
 from utils.optim.table import OPTIMIZERS
@@ -34,6 +37,11 @@ from utils.training.trainer import Trainer, TrainingPlan
 
 EPOCH = 400  # steps
 STEPS = 10**6  # of the schedule; more than are ever taken
+
+
+def narrow_resnet() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return ResNet(18, 10, 16).to(memory_format=torch.channels_last)
 
 
 class NoCheckpoints(Checkpoints):
@@ -86,7 +94,7 @@ def make_trainer(
     if freeze is not None:
         freeze.apply(0)
     spread = build_strategy("local" if round_steps else strategy, model, exchange)
-    agree = Agreement(exchange, 2) if exchange.size > 1 else None
+    agree = Agreement(exchange) if exchange.size > 1 else None
     schedule = Schedule("cosine", STEPS, 0)
 
     def make_parts(guard: Guard, progress: Progress) -> StepParts:
@@ -155,3 +163,14 @@ def take_steps(trainer: Trainer, steps: int) -> float:
     trainer.fit()
     seconds = trainer.progress.seconds_training - before
     return steps * trainer.loader.batch_size / seconds
+
+
+def steps_among_ranks(trainer: Trainer, exchange: Exchange) -> Callable[[int], float]:
+    """work(steps) -> samples per second of this process; all processes begin together."""
+
+    def work(steps: int) -> float:
+        exchange.barrier()
+        with silent():
+            return take_steps(trainer, steps)
+
+    return work

@@ -8,7 +8,7 @@ from toy import make_trainer, use_graphs
 
 
 class StandIn:
-    """A Recorder that captures nothing: a replay calls the function.
+    """A recorder that captures nothing: a replay calls the function.
 
     Args:
         failure: message of the error of every capture; empty: none fails.

@@ -176,7 +176,7 @@ def test_light_modules_do_not_import_torch():
     """So that --help and wrong flags answer at once."""
     modules = [
         "utils.settings", "utils.entry", "utils.runs.run", "utils.data.images.sources",
-        "utils.engines.choose", "utils.local.rules",
+        "utils.local.rules",
         "resnet50_test", "transformer_test", "tuning.entry", "benchmarks.child",
     ]  # fmt: skip
     code = "import sys\nfor name in sys.argv[1:]:\n    __import__(name)\n"

@@ -15,12 +15,11 @@ from utils.checkpoints.saver import Saver
 from utils.data.images.loader import ImageLoader
 from utils.data.loader import HoldOut
 from utils.distributed.strategies.base import build_strategy
-from utils.engines.choose import choose_engine
-from utils.engines.engine import RunFacts
+from utils.engines.engine import RunFacts, choose_engine
 from utils.engines.graphed_step import GraphedStep
 from utils.exchange import Exchange
 from utils.launch.signals import AgreedSignal
-from utils.local.outer import OuterOptimizer
+from utils.local.optimizer import OuterOptimizer
 from utils.local.rules import SyncRule
 from utils.local.workers import Workers
 from utils.mixup.auto import AutoStrength

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from utils.check import equality, shared
+from utils.check import arithmetic, ranks
 from utils.distributed import collectives
 from utils.distributed.strategies.base import Strategy
 
@@ -15,21 +15,21 @@ CPU = torch.device("cpu")
 
 
 def equal(exchange):
-    return equality.difference_from_one(exchange, CPU)
+    return arithmetic.difference_from_one(exchange, CPU)
 
 
 def unequal(exchange):
     """With ranks that do not exchange their gradients."""
-    with patch.object(equality, "build_strategy", lambda name, model, exchange: Strategy(model)):
-        return equality.difference_from_one(exchange, CPU)
+    with patch.object(arithmetic, "build_strategy", lambda name, model, exchange: Strategy(model)):
+        return arithmetic.difference_from_one(exchange, CPU)
 
 
 def clocks(exchange, ahead):
-    return shared.clock_offsets(exchange, lambda: time.time() + ahead * exchange.rank)
+    return ranks.clock_offsets(exchange, lambda: time.time() + ahead * exchange.rank)
 
 
 def folder(exchange, paths):
-    return shared.folder_problem(exchange, paths[exchange.rank], f"node{exchange.rank}", 0.3)
+    return ranks.folder_problem(exchange, paths[exchange.rank], f"node{exchange.rank}", 0.3)
 
 
 def timings(exchange):
@@ -42,7 +42,7 @@ def timings(exchange):
 
 def test_a_network_trained_by_two_equals_that_of_one(worlds):
     for difference, others in worlds(2).run(equal):
-        assert difference <= equality.ALLOWED and others == []
+        assert difference <= arithmetic.ALLOWED_IN_FLOAT64 and others == []
     for difference, others in worlds(2).run(unequal):
         assert difference > 1e-3 and others == [1]
 

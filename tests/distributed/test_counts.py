@@ -36,7 +36,7 @@ def counted(exchange, strategy: str, accumulation: int, optimizer: str = "sgd") 
                 data=toy.loader(
                     2, accumulation, n=640, rank=exchange.rank, ranks=exchange.size, least=2
                 ),
-                agreed_signal=AgreedSignal(toy.NoSignals(), Agreement(exchange, 2)),
+                agreed_signal=AgreedSignal(toy.NoSignals(), Agreement(exchange)),
             )
             with Collectives() as collectives:
                 collectives.hook(trainer.steps.strategy)

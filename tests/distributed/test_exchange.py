@@ -11,8 +11,7 @@ import torch
 
 from utils.checkpoints.random_state import random_states, restore_random_states
 from utils.distributed.exchange import ProcessExchange
-from utils.distributed.group import is_lost_peer
-from utils.distributed.meet import agree_on_data, meet
+from utils.distributed.group import agree_on_data, is_lost_peer, meet
 from utils.errors import UserError
 from utils.exchange import Exchange, Rows, add_in_order
 from utils.launch.launchers import TORCHRUN, LaunchedAs

@@ -167,7 +167,7 @@ def counted(exchange, options: dict) -> tuple:
                 Path(folder, str(exchange.rank)), exchange=exchange, epochs=40, max_steps=steps,
                 local={"workers": exchange.size, "base": 4} | options, log_every=10**6,
                 data=toy.loader(2, n=640, rank=exchange.rank, ranks=exchange.size), eval_every=0,
-                agreed_signal=AgreedSignal(toy.NoSignals(), Agreement(exchange, 2)),
+                agreed_signal=AgreedSignal(toy.NoSignals(), Agreement(exchange)),
             )  # fmt: skip
             trainer.save = lambda final=False: None
             with Collectives() as collectives:

@@ -10,14 +10,19 @@ from torch import nn
 from toy import facts_of, make_trainer
 
 from utils.distributed.strategies.base import Strategy
-from utils.engines.choose import choose_engine
+from utils.engines.engine import choose_engine
 from utils.engines.ort import session
-from utils.engines.ort.arguments import Flat, first_of, kind_of, smaller, tensors_of
-from utils.engines.ort.checks import FLOOR, relative_difference, without_dropout
-from utils.engines.ort.engine import Ort
-from utils.engines.ort.export import by_running_statistics, export
+from utils.engines.ort.export import (
+    Flat,
+    by_running_statistics,
+    export,
+    first_of,
+    kind_of,
+    smaller,
+    tensors_of,
+)
 from utils.engines.ort.graph import update_statistics
-from utils.engines.ort.module import OrtModule
+from utils.engines.ort.module import FLOOR, Ort, OrtModule, relative_difference, without_dropout
 from utils.errors import UserError
 from utils.mixup.mixing import MixPlan
 from utils.models.transformer import Transformer
@@ -32,12 +37,12 @@ def choose(trainer, **facts):
 
 def test_it_is_chosen_by_name_or_the_run_is_refused(tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path)
-    monkeypatch.setattr("utils.engines.ort.engine.why_missing", lambda: None)
+    monkeypatch.setattr("utils.engines.ort.module.why_missing", lambda: None)
     engine, notes = choose(trainer)
     assert isinstance(engine, Ort) and notes == []
     with pytest.raises(UserError, match=r"^--engine ort: .*add --device cpu$"):
         choose(trainer, device=torch.device("cuda"))
-    monkeypatch.setattr("utils.engines.ort.engine.why_missing", lambda: "it is not there")
+    monkeypatch.setattr("utils.engines.ort.module.why_missing", lambda: "it is not there")
     with pytest.raises(UserError, match=r"^--engine ort: it is not there$"):
         choose(trainer)
 
@@ -55,7 +60,7 @@ def test_another_onnxruntime_is_told(monkeypatch, there):
 
 def test_without_gradients_the_model_itself_is_called():
     model = nn.Linear(3, 2)
-    module = Ort(True).wrap(Strategy(model), Console(silent=True))
+    module = Ort().wrap(Strategy(model), Console(silent=True))
     assert isinstance(module, OrtModule)
     with torch.no_grad():
         x = torch.randn(4, 3)
@@ -172,9 +177,8 @@ def test_the_graph_of_a_model(rate):
     nodes = {node.op_type: node for node in exported.proto.graph.node}
     assert len(nodes["LayerNormalization"].output) == 3
     assert exported.draws is ("Dropout" in nodes) is (rate > 0)
-    (norm,) = exported.norms
-    assert norm.name == "bn"
-    assert norm.outputs == [*nodes["BatchNormalization"].output[1:], *nodes["Size"].output]
+    outputs = [*nodes["BatchNormalization"].output[1:], *nodes["Size"].output]
+    assert exported.norms == {"bn": outputs}
     batch = exported.proto.graph.input[0].type.tensor_type.shape.dim[0]
     assert batch.dim_param == "batch"
     steady = without_dropout(model)

@@ -1,6 +1,10 @@
-"""LocalOptimizer in one process; several: tests/distributed/test_local_ranks.py."""
+"""LocalOptimizer in one process; several: tests/distributed/test_local_ranks.py.
+
+The outer optimizer against PyTorch's SGD, to the bit where the arithmetic is the same.
+"""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -9,8 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from utils.exchange import Exchange
-from utils.local.optimizer import LocalOptimizer, average_
-from utils.local.outer import OuterOptimizer
+from utils.local.optimizer import LocalOptimizer, OuterOptimizer, average_
 from utils.local.rules import SyncRule, simulate
 from utils.optim.schedules import Schedule
 
@@ -87,7 +90,7 @@ def test_rounds_are_those_of_the_rule(steps, warmup, base, alpha, power, schedul
         if optimizer.step():
             ends.append(step + 1)
     expected = simulate(rule, lambda step: 0.1 * factor(step))
-    assert [0, *ends] == [*expected.starts, steps]
+    assert ends == [*itertools.accumulate(expected)]
     assert optimizer.step(), "beyond the run workers average in every step"
 
 
@@ -236,3 +239,65 @@ def test_wrong_fields_are_refused(field, said):
     backward(model, 0)
     with pytest.raises(ValueError, match=said):
         optimizer.step()
+
+
+def parameters() -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3, 4), (5,), ()]
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+
+
+def moved(now, seed: int) -> None:
+    """Stands for a round of local steps and the averaging."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in now:
+            p.add_(torch.randn(p.shape, generator=generator), alpha=0.1)
+
+
+@pytest.mark.parametrize(("lr", "momentum"), [(0.7, 0.9), (0.3, 0.0)])
+def test_the_steps_are_those_of_sgd_along_the_difference(lr, momentum):
+    ours, theirs = parameters(), parameters()
+    outer = OuterOptimizer(ours, lr, momentum)
+    sgd = torch.optim.SGD(theirs, lr, momentum, nesterov=momentum > 0)
+    for seed in range(5):
+        moved(ours, seed)
+        for p, now in zip(theirs, ours, strict=True):
+            p.grad = p.detach() - now.detach()
+        outer.step()
+        sgd.step()
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_rate_one_without_momentum_is_the_mean():
+    ours = [p.double() for p in parameters()]
+    outer = OuterOptimizer(ours, lr=1.0, momentum=0.0)
+    moved(ours, 1)
+    mean = [p.detach().clone() for p in ours]
+    outer.step()
+    torch.testing.assert_close(ours, mean, rtol=1e-12, atol=1e-12)
+
+
+def test_resumed_steps_are_equal():
+    ours, resumed = parameters(), parameters()
+    outer = OuterOptimizer(ours)
+    moved(ours, 0)
+    outer.step()
+    other = OuterOptimizer(resumed)
+    other.load_state_dict(outer.state_dict())
+    with torch.no_grad():
+        for p, now in zip(resumed, ours, strict=True):
+            p.copy_(now)
+    for now, optimizer in ((ours, outer), (resumed, other)):
+        moved(now, 1)
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, resumed, strict=True))
+
+
+def test_states_of_other_parameters_and_wrong_values_are_refused():
+    with pytest.raises(ValueError, match="other parameters"):
+        OuterOptimizer(parameters()).load_state_dict(OuterOptimizer(parameters()[:2]).state_dict())
+    for wrong in ({"lr": 0.0}, {"momentum": 1.0}):
+        with pytest.raises(ValueError, match="momentum in"):
+            OuterOptimizer(parameters(), **wrong)

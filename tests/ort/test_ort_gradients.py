@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from ort_models import CLASSES, MODELS, pictures, resnet, texts, transformer, vit
 from torch import nn
 
-from utils.engines.ort.checks import relative_difference
-from utils.engines.ort.module import OrtModule
+from utils.engines.ort.module import OrtModule, relative_difference
 from utils.mixup.mixing import MixPlan
 from utils.training.freeze import Freeze
 

@@ -7,7 +7,7 @@ from distributed.world import Worlds
 from ort_models import pictures, vit
 
 from utils.distributed.strategies.base import Strategy, build_strategy
-from utils.engines.ort.engine import Ort
+from utils.engines.ort.module import Ort
 from utils.exchange import Exchange
 from utils.optim.factory import build_optimizer
 from utils.reporting.console import Console
@@ -46,7 +46,7 @@ def train(exchange: Exchange, spread: Strategy, called, unfreezes: bool) -> dict
 def on_a_rank(exchange: Exchange, unfreezes: bool) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     spread = build_strategy("ddp", vit().train(), exchange, unfreezes)
-    called = Ort(True).wrap(spread, Console())
+    called = Ort().wrap(spread, Console())
     assert called is spread.called  # whose forward pass prepares the exchange of gradients
     return train(exchange, spread, called, unfreezes)
 

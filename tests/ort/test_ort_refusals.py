@@ -51,7 +51,7 @@ def test_an_operator_that_would_end_the_process_ends_another_one(monkeypatch):
 
 
 def test_a_step_that_does_not_end(monkeypatch):
-    monkeypatch.setattr("utils.engines.ort.rehearsal.PATIENCE", 0.01)
+    monkeypatch.setattr("utils.engines.ort.session.PATIENCE", 0.01)
     assert "had not ended after 0.01 seconds" in refusal(network(nn.ReLU()))
 
 
@@ -127,10 +127,11 @@ def test_wrong_gradients_are_refused(monkeypatch):
 
 def test_one_difference_by_chance_is_no_refusal(monkeypatch):
     """Of the first samples; those at the other end of the batch agree."""
-    found = module.errors_of_step
-    errors = [(0.5, 0.0), (0.0, 0.0)]  # ONNX Runtime's and PyTorch's, of the first samples
+    found = module.relative_difference
+    # ONNX Runtime's and PyTorch's, each of gradients and statistics, of the first samples
+    errors = [0.5, 0.0, 0.0, 0.0]
     monkeypatch.setattr(
-        module, "errors_of_step", lambda *steps: errors.pop(0) if errors else found(*steps)
+        module, "relative_difference", lambda *steps: errors.pop(0) if errors else found(*steps)
     )
     said = []
     OrtModule(network(nn.ReLU()).train(), said.append)(pictures(20))

@@ -20,7 +20,8 @@ WARM_UP, MOST_CALLS = 3, 50
 
 @dataclass(frozen=True)
 class Timing:
-    """
+    """How fast a collective is.
+
     Attributes:
         name: one of COLLECTIVES.
         latency: seconds of a call with SMALL bytes.
@@ -54,12 +55,18 @@ def measure(exchange: ProcessExchange, device: torch.device, name: str) -> Timin
     Args:
         device: of the tensors: its backend is measured.
     """
-    latency = _seconds(exchange, device, _call(exchange, device, name, SMALL))
-    first = _seconds(exchange, device, _call(exchange, device, name, FIRST), calls=WARM_UP)
+
+    def seconds_of(size: int, most_calls: int = MOST_CALLS) -> float:
+        call = _call(exchange, device, name, size)
+        once = _time(exchange, device, call, WARM_UP)
+        calls = min(max(int(TOTAL_SECONDS / once), WARM_UP), most_calls)
+        return _time(exchange, device, call, calls)
+
+    latency, first = seconds_of(SMALL), seconds_of(FIRST, WARM_UP)
     size = FIRST
     while size < LARGEST[device.type] and first * 2 * size / FIRST <= CALL_SECONDS:
         size *= 2
-    seconds = _seconds(exchange, device, _call(exchange, device, name, size))
+    seconds = seconds_of(size)
     return Timing(name, latency, size, seconds, bus_bandwidth(name, size, seconds, exchange.size))
 
 
@@ -80,21 +87,8 @@ def _call(exchange: ProcessExchange, device: torch.device, name: str, size: int)
     return calls[name]
 
 
-def _seconds(
-    exchange: ProcessExchange, device: torch.device, call: Callable, calls: int | None = None
-) -> float:
-    """Seconds of a call, on the rank for which it takes longest.
-
-    Args:
-        calls: how many are timed; None: as many as TOTAL_SECONDS allow.
-    """
-    once = _time(exchange, device, call, WARM_UP)
-    if calls is None:
-        calls = min(max(int(TOTAL_SECONDS / once), WARM_UP), MOST_CALLS)
-    return _time(exchange, device, call, calls)
-
-
 def _time(exchange: ProcessExchange, device: torch.device, call: Callable, calls: int) -> float:
+    """Seconds of each of so many calls, on the rank for which they take longest."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     call()  # the first one may set up connections
     wait()

@@ -14,46 +14,19 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 
-from utils.engines.launch_bound import Mark, mark_on
+from utils.engines.launch_bound import mark_on
 from utils.errors import UserError
 
 AHEAD = 2  # replays by which the host may be ahead of the GPU
 WAIT = "called a synchronizing CUDA operation"  # PyTorch's message in its sync debug mode
 
 
-class Recorder(Protocol):
-    """Captures work of the device."""
-
-    def warm_up(self) -> contextlib.AbstractContextManager:
-        """The context for running work that is captured later."""
-
-    def watched(self) -> contextlib.AbstractContextManager[list[str]]:
-        """A context that lists the places within it where the host waits for the device, which a
-        capture does not allow. The work itself runs as usual."""
-
-    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Returns a replay function: it repeats the work of function() with the current content of
-        the tensors that function() reads. Nothing is computed during the capture.
-
-        Raises:
-            RuntimeError: it cannot be captured, or leaves too little memory for ordinary work. The
-                process is as it was before.
-            UserError: it could not be captured, and the process cannot continue.
-        """
-
-    def keep_pace(self) -> None:
-        """To be called after each replay: waits until only AHEAD replays are pending."""
-
-    def mark(self) -> Mark:
-        """A mark at the end of the work submitted so far."""
-
-
 class CudaRecorder:
-    """A Recorder of a GPU. All graphs share a memory pool, since none leaves anything in it.
+    """Captures work of a GPU. All graphs share a memory pool, since none leaves anything in it.
 
     Ordinary work is assumed to need at most as much memory as it has needed so far.
     """
@@ -69,6 +42,7 @@ class CudaRecorder:
 
     @contextlib.contextmanager
     def warm_up(self) -> Iterator[None]:
+        """The context for running work that is captured later."""
         training = torch.cuda.current_stream(self.side.device)
         self.side.wait_stream(training)
         with torch.cuda.stream(self.side):
@@ -77,9 +51,12 @@ class CudaRecorder:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[list[str]]:
-        """Uses PyTorch's sync debug mode, set to warn: its errors would end a step half-way, with
-        some of the weights changed. Other threads that Python has started, such as the one that
-        writes checkpoints, may wait. Autograd's threads, which C++ has started, may not."""
+        """Lists the places within it where the host waits for the GPU, which a capture does not
+        allow. The work itself runs as usual.
+
+        Uses PyTorch's sync debug mode, set to warn: its errors would end a step half-way, with some
+        of the weights changed. Other threads that Python has started, such as the one that writes
+        checkpoints, may wait. Autograd's threads, which C++ has started, may not."""
         places: list[str] = []
         mode, own = torch.cuda.get_sync_debug_mode(), threading.current_thread()
         with warnings.catch_warnings():
@@ -102,6 +79,14 @@ class CudaRecorder:
                 torch.cuda.set_sync_debug_mode(mode)
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Returns a replay function: it repeats the work of function() with the current content of
+        the tensors that function() reads. Nothing is computed during the capture.
+
+        Raises:
+            RuntimeError: it cannot be captured, or leaves too little memory for ordinary work. The
+                process is as it was before.
+            UserError: it could not be captured, and the process cannot continue.
+        """
         graph, device = torch.cuda.CUDAGraph(), self.side.device
         needed = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
         training, failure = torch.cuda.current_stream(device), ""
@@ -153,16 +138,19 @@ class CudaRecorder:
             ) from error
 
     def keep_pace(self) -> None:
-        """A replay costs the host almost nothing: without this wait it would submit all batches up
-        to the next log line at once, and each would take memory until its turn. The GPU still has
-        the latest replays to do while the host sleeps here, so it never runs out of work."""
+        """To be called after each replay: waits until only AHEAD replays are pending.
+
+        A replay costs the host almost nothing: without this wait it would submit all batches up to
+        the next log line at once, and each would take memory until its turn. The GPU still has the
+        latest replays to do while the host sleeps here, so it never runs out of work."""
         event = torch.cuda.Event(blocking=True)
         event.record(torch.cuda.current_stream(self.side.device))
         self._replays.append(event)
         if len(self._replays) > AHEAD:
             self._replays.popleft().synchronize()
 
-    def mark(self) -> Mark:
+    def mark(self) -> torch.cuda.Event:
+        """An event, with timing, at the end of the work submitted so far."""
         return mark_on(self.side.device)
 
 

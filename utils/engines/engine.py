@@ -1,10 +1,11 @@
-"""An engine, and the facts of a run on which its use depends.
+"""The engines, which compute optimizer steps, and which of them serves a run.
 
-To add an engine, write its file in this folder and a line in the table in choose.py, and name it in
-`_wanted` there or in the choices of `--engine` (utils/settings/engine.py).
+An engine of PyTorch is a class here that `choose_engine` tries; another one is a file in this
+folder, a line in OTHERS and one of the choices of `--engine` (utils/settings/engine.py).
 """
 
 import functools
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +13,11 @@ import torch
 
 from utils.data.loader import Loader
 from utils.distributed.strategies.base import Strategy
+from utils.engines.capture import CudaRecorder
+from utils.engines.graphed_step import GraphedStep
 from utils.engines.launch_bound import LaunchBound, TimedSteps, mark_on
+from utils.errors import UserError
+from utils.optim.table import OPTIMIZERS
 from utils.reporting.console import Console
 from utils.training.steps import Steps
 from utils.training.train_step import StepParts, TrainStep
@@ -52,15 +57,7 @@ class RunFacts:
 
 class Engine:
     """Computes the optimizer steps. This one, which serves any run, is plain PyTorch: the model is
-    called as it is, and TrainStep takes the steps. Others override what differs.
-
-    Args:
-        asked: the user has asked for it by name, and is told why if it cannot be used. Otherwise it
-            is tried without a message.
-    """
-
-    def __init__(self, asked: bool = False):
-        self.asked = asked
+    called as it is, and TrainStep takes the steps. Others override what differs."""
 
     def why_not(self, facts: RunFacts) -> str | None:
         """Why it cannot serve the run; None: it can."""
@@ -92,3 +89,79 @@ class Compile(Engine):
 
     def wrap(self, strategy: Strategy, console: Console) -> Callable:
         return torch.compile(strategy.called)
+
+
+class CudaGraphs(Engine):
+    """`--cuda_graphs`: a whole optimizer step as one CUDA graph, captured once and replayed, for
+    steps that are all alike and in which the host decides nothing.
+
+    Args:
+        asked: the user has asked for graphs; otherwise they are used only if steps are
+            launch-bound.
+    """
+
+    def __init__(self, asked: bool = False):
+        self.asked = asked
+
+    def why_not(self, facts: RunFacts) -> str | None:
+        if facts.device.type != "cuda":
+            return "there is no GPU"
+        if facts.compiled:
+            return "--compile makes kernels of its own"
+        if facts.texts:
+            return "every batch of texts has other lengths"
+        if facts.scales_loss:
+            return "the loss scaler of fp16 decides on the host; take --precision bf16"
+        if facts.processes > 1:
+            return "there are several processes"
+        if facts.accumulation > 1:
+            return "gradients are accumulated over several batches"
+        if not facts.capturable:
+            names = " or ".join(name for name, entry in OPTIMIZERS.items() if entry.capturable)
+            return f"the optimizer counts on the host; take --optimizer {names}, no --lookahead_k"
+        if facts.learns_mixing:
+            return "--meta_form sample learns from every batch; take --meta_form policy"
+        if facts.unfreezes:
+            return "--unfreeze_epoch changes what is trained"
+        if facts.recomputes:
+            return "--grad_checkpointing handles random states on the host"
+        if facts.external_model and not self.asked:
+            return "a model from elsewhere may decide something on the host"
+        return None
+
+    def steps(self, parts: StepParts, loader: Loader, console: Console, advice: str) -> GraphedStep:
+        recorder = CudaRecorder(parts.precision.device)
+        return GraphedStep(parts, loader, console, recorder, self.asked)
+
+
+# By their choice of `--engine`.
+OTHERS = {"ort": "utils.engines.ort.module:Ort"}
+
+
+def choose_engine(
+    facts: RunFacts, *, engine: str = "torch", cuda_graphs: str, deterministic: bool
+) -> tuple[Engine, list[str]]:
+    """The engine that serves a run, and a line if CUDA graphs were asked for and cannot.
+
+    Args:
+        engine: "torch": one of PyTorch's, by the other arguments; else a name in OTHERS.
+        cuda_graphs: "on": used if possible, else a line says why not; "auto": used only where they
+            save time, else no line; "off".
+        deterministic: two runs must use graphs for the same steps, so "auto" does not use any.
+
+    Raises:
+        UserError: `engine` cannot serve the run.
+    """
+    if engine != "torch":
+        other = pkgutil.resolve_name(OTHERS[engine])()
+        if (reason := other.why_not(facts)) is not None:
+            raise UserError(f"--engine {engine}: {reason}")
+        return other, []
+    usual = Compile() if facts.compiled else Engine()
+    if cuda_graphs == "off" or (cuda_graphs == "auto" and deterministic):
+        return usual, []
+    graphs = CudaGraphs(asked=cuda_graphs == "on")
+    reason = graphs.why_not(facts)
+    if reason is None:
+        return graphs, []
+    return usual, [f"--cuda_graphs: not used, because {reason}"] if graphs.asked else []

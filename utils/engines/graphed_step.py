@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from utils.data.loader import Loader
-from utils.engines.capture import Recorder
+from utils.engines.capture import CudaRecorder
 from utils.engines.launch_bound import LaunchBound
 from utils.reporting.console import Console
 from utils.training.train_step import StepParts, TrainStep
@@ -60,7 +60,7 @@ class GraphedStep(TrainStep):
     """A TrainStep whose steps are captured as CUDA graphs, and replayed.
 
     Args:
-        parts: of a run that CUDA graphs can serve (see cuda_graphs.py), or one on a CPU in tests.
+        parts: of a run that CUDA graphs can serve (see engine.py), or one on a CPU in tests.
         loader: of the training split.
         console: reports whether graphs are used.
         recorder: captures the device's work.
@@ -74,7 +74,7 @@ class GraphedStep(TrainStep):
         parts: StepParts,
         loader: Loader,
         console: Console,
-        recorder: Recorder,
+        recorder: CudaRecorder,
         asked: bool = True,
         rate_dtype: torch.dtype = torch.float32,
     ):
@@ -218,41 +218,24 @@ class GraphedStep(TrainStep):
         self._graphs.clear()
         self.strategy.drop_gradients()
 
-    @contextlib.contextmanager
-    def _rounded_rates(self) -> Iterator[None]:
+    def _rounded_rates(self) -> contextlib.AbstractContextManager:
         """Rounds the learning rates of an ordinary step as a replay does."""
-        groups = self.optimizer.param_groups
-        kept = [group["lr"] for group in groups]
-        for group, lr in zip(groups, kept, strict=True):
-            group["lr"] = torch.tensor(lr, dtype=self.rate_dtype).item()  # on the CPU: no wait
-        try:
-            yield
-        finally:
-            for group, lr in zip(groups, kept, strict=True):
-                group["lr"] = lr
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        rounded = [torch.tensor(lr, dtype=self.rate_dtype).item() for lr in rates]  # on the CPU
+        return _groups_changed(self.optimizer, rounded)
 
     @contextlib.contextmanager
     def _of_the_device(self) -> Iterator[None]:
         """Makes the optimizer read its learning rates from the device, and count nothing itself."""
-        groups = self.optimizer.param_groups
-        cuda = self._step.is_cuda
-        kept = [
-            {name: group[name] for name in ("lr", "capturable") if name in group}
-            for group in groups
-        ]
-        for group, rate in zip(groups, self._rates, strict=True):
-            group["lr"] = rate
-            if cuda and "capturable" in group:
-                group["capturable"] = True
-        if self._counting:
-            self._counting.captured = True
-        try:
-            yield
-        finally:
-            for group, before in zip(groups, kept, strict=True):
-                group.update(before)
+        options = {"capturable": True} if self._step.is_cuda else {}
+        with _groups_changed(self.optimizer, self._rates, **options):
             if self._counting:
-                self._counting.captured = False
+                self._counting.captured = True
+            try:
+                yield
+            finally:
+                if self._counting:
+                    self._counting.captured = False
 
     def _replay(self, static, replay: Callable[[], None], batch) -> None:
         for target, source in zip(static.tensors(), batch.tensors(), strict=True):
@@ -268,6 +251,21 @@ class GraphedStep(TrainStep):
         self.begin_update()
         replay()
         self.recorder.keep_pace()
+
+
+@contextlib.contextmanager
+def _groups_changed(
+    optimizer: torch.optim.Optimizer, rates: list, **options: bool
+) -> Iterator[None]:
+    """Within it the groups have these learning rates, and the options that they know."""
+    kept = [dict(group) for group in optimizer.param_groups]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group.update({name: options[name] for name in options if name in group}, lr=rate)
+    try:
+        yield
+    finally:
+        for group, before in zip(optimizer.param_groups, kept, strict=True):
+            group.update({name: before[name] for name in ("lr", *options) if name in before})
 
 
 def _signature(part) -> tuple:

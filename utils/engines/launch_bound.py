@@ -16,9 +16,9 @@ measurements counts, for the host and for the GPU, as any disturbance only makes
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
+from torch.cuda import Event
 
 from utils.training.train_step import StepParts, TrainStep
 
@@ -26,31 +26,21 @@ TIMED = 3  # steps
 SLACK = 1.2  # after the last launch the GPU still has to finish the last kernels
 
 
-class Mark(Protocol):
-    """A point in the device's work: a `torch.cuda.Event` with timing."""
-
-    def query(self) -> bool:
-        """Whether the device has passed it."""
-
-    def elapsed_time(self, end) -> float:
-        """Milliseconds to a later mark; the device must have passed both."""
-
-
 class LaunchBound:
     """Times steps and tells whether they are launch-bound.
 
     Args:
-        mark: returns a mark at the end of the work submitted so far.
+        mark: returns an event at the end of the work submitted so far, with timing.
         clock: of the host, in seconds.
     """
 
-    def __init__(self, mark: Callable[[], Mark], clock: Callable[[], float] = time.perf_counter):
+    def __init__(self, mark: Callable[[], Event], clock: Callable[[], float] = time.perf_counter):
         self.mark, self.clock = mark, clock
         self.host_ms: list[float] = []
         self.device_ms: list[float] = []
-        self._last: Mark | None = None  # after the last step
-        self._begun: tuple[Mark, float] | None = None  # start of a step that is being timed
-        self._unread: tuple[Mark, Mark, float] | None = None
+        self._last: Event | None = None  # after the last step
+        self._begun: tuple[Event, float] | None = None  # start of a step that is being timed
+        self._unread: tuple[Event, Event, float] | None = None
 
     def begin(self, usual: bool) -> None:
         """To be called before a step. `usual`: it is like those to come: not smaller, and not the
@@ -90,8 +80,8 @@ class LaunchBound:
         return f"launching a step takes {min(self.host_ms):.1f} of its {min(self.device_ms):.1f} ms"
 
 
-def mark_on(device: torch.device) -> Mark:
-    """A mark at the end of the work submitted to a GPU's current stream so far."""
+def mark_on(device: torch.device) -> Event:
+    """An event, with timing, at the end of the work submitted to a GPU's current stream so far."""
     event = torch.cuda.Event(enable_timing=True)
     event.record(torch.cuda.current_stream(device))
     return event

@@ -13,9 +13,8 @@ Parallel" (2020), arXiv:2001.02312 (swap); Douillard et al., "DiLoCo" (2023), ar
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 
-# `diloco` is `constant` with an outer optimizer (utils/local/outer.py).
+# `diloco` is `constant` with an outer optimizer (utils/local/optimizer.py).
 RULES = ("constant", "qsr", "post_local", "swap", "diloco")
 POWERS = (1, 2, 3)
 # (0.6 / 0.2) ** 2 is 8.999999999999996 in floating point.
@@ -134,41 +133,15 @@ class SyncRule:
         return cut(left if self.name == "swap" else self.base, left)
 
 
-@dataclass(frozen=True)
-class Rounds:
-    """The rounds of a whole run.
-
-    Attributes:
-        starts: the first step of each round, from 0.
-        total_steps: the sum of their lengths.
-    """
-
-    starts: tuple[int, ...]
-    total_steps: int
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """H of each round."""
-        return tuple(end - start for start, end in pairwise((*self.starts, self.total_steps)))
-
-    @property
-    def ddp_share(self) -> float:
-        """What is sent, relative to DDP, which averages gradients in every step: a round sends as
-        much, the parameters. Averaged fields of the optimizer's state come on top."""
-        return len(self) / self.total_steps
-
-
-def simulate(rule: SyncRule, lr: Callable[[int], float]) -> Rounds:
-    """The rounds of a run of `rule.total_steps` steps.
+def simulate(rule: SyncRule, lr: Callable[[int], float]) -> list[int]:
+    """H of each round of a run of `rule.total_steps` steps. In a round each worker sends as much as
+    in a step of DDP: the parameters, and whatever is averaged of the optimizer's state on top.
 
     Args:
         lr: the learning rate of a step, from 0; called for the first step of each round.
     """
-    starts, step = [], 0
+    lengths, step = [], 0
     while step < rule.total_steps:
-        starts.append(step)
-        step += rule.round_length(step, lr(step))
-    return Rounds(tuple(starts), rule.total_steps)
+        lengths.append(rule.round_length(step, lr(step)))
+        step += lengths[-1]
+    return lengths

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 
 from utils.data.loader import Loader
-from utils.local.outer import OuterOptimizer
+from utils.local.optimizer import OuterOptimizer
 from utils.local.rules import SyncRule, default_alpha
 from utils.optim.entry import LINEAR
 from utils.optim.schedules import RISE, Schedule

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
 from utils.checkpoints.saver import Saver
-from utils.engines.choose import choose_engine
-from utils.engines.engine import Engine, RunFacts
+from utils.engines.engine import Engine, RunFacts, choose_engine
 from utils.errors import UserError
 from utils.machine.nvml import open_gpu
 from utils.optim.factory import is_capturable

@@ -108,7 +108,7 @@ def check_data(run: Run, checkpoint: Checkpoint | None, fingerprint: str, flags:
     """Raises UserError if the data are not those of the other processes, or not those of the
     checkpoint. `flags`: those that name them."""
     if run.exchange.size > 1:
-        from utils.distributed.meet import agree_on_data
+        from utils.distributed.group import agree_on_data
 
         agree_on_data(run.exchange, fingerprint, flags)
     if checkpoint is not None and checkpoint.run_info["data_fingerprint"] != fingerprint:

@@ -101,8 +101,7 @@ class Run:
         self.watch = None  # a Watch, where there are other processes
         if self.place is None or self.place.world_size == 1:
             return
-        from utils.distributed.group import Agreement, join
-        from utils.distributed.meet import meet
+        from utils.distributed.group import Agreement, join, meet
         from utils.launch.watch import Watch
 
         seconds = 60 * self.settings.dist_timeout
@@ -118,7 +117,7 @@ class Run:
             lambda: self.progress.step,
         )
         self.close_at_end(self.watch)
-        self.agreed_signal = AgreedSignal(self.signals, Agreement(self.exchange, 2, self.watch))
+        self.agreed_signal = AgreedSignal(self.signals, Agreement(self.exchange, self.watch))
 
     def _divide_steps(self) -> Workers:
         """The parts of every training step. With local steps there are as many as the run had at

@@ -1,4 +1,4 @@
-"""A model as an ONNX graph that ONNX Runtime can train."""
+"""A model as an ONNX graph that ONNX Runtime can train, and its arguments as tensors alone."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from utils.engines.ort.arguments import Flat, varying
-from utils.errors import UserError, one_line
+from utils.engines.ort.session import refusal
+from utils.errors import one_line
 from utils.machine.packages import silenced
+from utils.mixup.mixing import MixPlan
+from utils.packed import PackedTokens
 
 OPSET, IR_VERSION = 17, 10  # the newest that ONNX Runtime 1.19 has gradients for, and reads
+# Dimensions that may differ from call to call; others are fixed in the graph.
+SAMPLES, TEXTS = {0: "batch"}, {0: "batch", 1: "length"}
 PREFIX = "model."  # of the names of parameters and buffers in the graph
 # Operators that ONNX Runtime would run, and why it must not.
 REFUSED = {"AveragePool": "its backward pass would crash the run"} | dict.fromkeys(
@@ -27,19 +31,76 @@ REFUSED = {"AveragePool": "its backward pass would crash the run"} | dict.fromke
 )  # fmt: skip
 
 
-class Norm(NamedTuple):
-    """A BatchNorm whose statistics a step changes."""
+def tensors_of(model: nn.Module, inputs: Tensor | PackedTokens, mix_plan=None) -> dict[str, Tensor]:
+    """A model's arguments as a graph has them, {name: tensor}: `inputs`, and with a plan `partner`
+    and `lam`. Packed texts become rows of ids, (n, longest) int64, with the model's padding at
+    their ends."""
+    if isinstance(inputs, PackedTokens):
+        inputs = inputs.padded(model.pad)
+    tensors = {"inputs": inputs}
+    if mix_plan is not None:
+        tensors |= {"partner": mix_plan.partner, "lam": mix_plan.lam}
+    return tensors
 
-    name: str  # of the module
-    outputs: list[str]  # in the graph: the new running mean and variance, and the size of its input
+
+def first_of(tensors: dict[str, Tensor], count: int) -> dict[str, Tensor]:
+    """The arguments of the first samples; each gets the next one as its partner."""
+    tensors = {name: tensor[:count] for name, tensor in tensors.items()}
+    if "partner" in tensors:
+        tensors["partner"] = torch.arange(len(tensors["partner"])).roll(-1)
+    return tensors
+
+
+def smaller(tensors: dict[str, Tensor], count: int) -> dict[str, Tensor]:
+    """The arguments of at most `count` samples, fewer than there are, and texts without their last
+    token: each dimension of `varying` is smaller. It leaves two samples, since a BatchNorm may need
+    them, and a token."""
+    tensors = first_of(tensors, max(2, min(count, len(tensors["inputs"]) - 1)))
+    inputs = tensors["inputs"]
+    if not inputs.is_floating_point() and inputs.shape[1] > 1:
+        tensors["inputs"] = inputs[:, :-1]
+    return tensors
+
+
+def kind_of(tensors: dict[str, Tensor]) -> tuple:
+    """Equal for arguments that a graph can take."""
+    inputs = tensors["inputs"]
+    size = inputs.shape[1:] if inputs.is_floating_point() else ()
+    return tuple(tensors), inputs.dtype, size
+
+
+def varying(tensors: dict[str, Tensor]) -> dict[str, dict[int, str]]:
+    """The dimensions of these arguments that may differ from call to call."""
+    texts = not tensors["inputs"].is_floating_point()
+    return {name: TEXTS if texts and name == "inputs" else SAMPLES for name in tensors}
+
+
+class Flat(nn.Module):
+    """The model as a function of the tensors of `tensors_of`, one by one."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor, partner: Tensor | None = None, lam: Tensor | None = None):
+        if partner is None:
+            return self.model(inputs)
+        return self.model(inputs, MixPlan(partner, lam))
 
 
 class Exported(NamedTuple):
-    """A model as a graph: arguments, parameters, buffers -> logits."""
+    """A model as a graph: arguments, parameters, buffers -> logits.
 
-    proto: object  # onnx.ModelProto
-    norms: list[Norm]
-    draws: bool  # it has dropout
+    Attributes:
+        proto: an onnx.ModelProto.
+        norms: {name of a BatchNorm whose statistics a step changes: names in the graph of the new
+            running mean and variance, and of the size of its input}.
+        draws: it has dropout.
+    """
+
+    proto: object
+    norms: dict[str, list[str]]
+    draws: bool
 
 
 def export(model: nn.Module, arguments: dict[str, Tensor]) -> Exported:
@@ -56,8 +117,11 @@ def export(model: nn.Module, arguments: dict[str, Tensor]) -> Exported:
 
     file, dynamic = io.BytesIO(), varying(arguments)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    # C++ code prints the graph that it cannot export, past Python's stdout. Its only switch is the
+    # private function that does so, which a later PyTorch may not have.
+    unprinted = mock.patch.object(torch._C, "_jit_onnx_log", create=True)
     try:
-        with silenced(), _without_printed_graphs(), _norms_prepared(model):
+        with silenced(), unprinted, _norms_prepared(model):
             torch.onnx.export(
                 Flat(model),
                 tuple(arguments.values()),
@@ -73,20 +137,14 @@ def export(model: nn.Module, arguments: dict[str, Tensor]) -> Exported:
                 keep_initializers_as_inputs=True,
             )
     except Exception as error:  # of many classes
-        raise UserError(
-            f"--engine ort: this model has no ONNX graph ({one_line(error, 200)}); take --engine "
-            "torch"
-        ) from error
+        raise refusal(f"this model has no ONNX graph ({one_line(error, 200)})") from error
     _refuse_changed_buffers(model, before)
     proto = onnx.load_model_from_string(file.getvalue())
     proto.ir_version = min(proto.ir_version, IR_VERSION)
     operators = {node.op_type for node in proto.graph.node}
     for operator, reason in REFUSED.items():
         if operator in operators:
-            raise UserError(
-                f"--engine ort: this model has the ONNX operator {operator}: {reason}; take "
-                "--engine torch"
-            )
+            raise refusal(f"this model has the ONNX operator {operator}: {reason}")
     _complete_layer_norms(proto)
     return Exported(proto, _norms_of(proto), _use_dropout(proto))
 
@@ -98,9 +156,8 @@ def _refuse_changed_buffers(model: nn.Module, before: dict[str, Tensor]) -> None
     for name, buffer in model.named_buffers():
         of_norm = name.rpartition(".")[0] in norms
         if not of_norm and not torch.equal(buffer, before.get(name, buffer)):
-            raise UserError(
-                f"--engine ort: this model changes its buffer {name} in training, which ONNX "
-                "Runtime would not do; take --engine torch"
+            raise refusal(
+                f"this model changes its buffer {name} in training, which ONNX Runtime would not do"
             )
 
 
@@ -112,10 +169,7 @@ def _norms_prepared(model: nn.Module) -> Iterator[None]:
     with an activation."""
     norms = {n: m for n, m in model.named_modules() if isinstance(m, _BatchNorm)}
     called: set[str] = set()
-    hooks = [
-        module.register_forward_pre_hook(_norm_checked(name, called))
-        for name, module in norms.items()
-    ]
+    hooks = [m.register_forward_pre_hook(_norm_checked(n, called)) for n, m in norms.items()]
     plain = F.batch_norm
 
     def batch_norm(x, mean, var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
@@ -169,17 +223,17 @@ def _norm_checked(name: str, called: set[str]):
     return check
 
 
-def _norms_of(proto) -> list[Norm]:
-    """The BatchNorms that take statistics of the batch; adds the sizes of their inputs to the
-    graph, in place."""
+def _norms_of(proto) -> dict[str, list[str]]:
+    """`Exported.norms`: those that take statistics of the batch. Adds the sizes of their inputs to
+    the graph, in place."""
     import onnx
 
-    norms, sizes = [], []
+    norms, sizes = {}, []
     for node in proto.graph.node:
         if node.op_type == "BatchNormalization" and len(node.output) == 3:
             name = node.input[3].removeprefix(PREFIX).removesuffix(".running_mean")
-            norms.append(Norm(name, [*node.output[1:], f"{node.output[0]}_size"]))
-            sizes.append(onnx.helper.make_node("Size", node.input[:1], norms[-1].outputs[2:]))
+            norms[name] = [*node.output[1:], f"{node.output[0]}_size"]
+            sizes.append(onnx.helper.make_node("Size", node.input[:1], norms[name][2:]))
     proto.graph.node.extend(sizes)
     return norms
 
@@ -206,9 +260,9 @@ def _use_dropout(proto) -> bool:
         if node.op_type != "Dropout":
             continue
         if len(node.input) < 3:
-            raise UserError(
-                "--engine ort: this model calls scaled_dot_product_attention with dropout, which "
-                "its ONNX graph would leave out; take --engine torch"
+            raise refusal(
+                "this model calls scaled_dot_product_attention with dropout, which its ONNX graph "
+                "would leave out"
             )
         rate = onnx.numpy_helper.to_array(constants[node.input[1]].attribute[0].t)
         if rate > 0:
@@ -217,9 +271,3 @@ def _use_dropout(proto) -> bool:
             del node.input[1:], node.output[1:]
             node.op_type = "Identity"
     return draws
-
-
-def _without_printed_graphs() -> contextlib.AbstractContextManager:
-    """C++ code prints the graph that it cannot export, past Python's stdout. Its only switch is the
-    private function that does so, which a later PyTorch may not have."""
-    return mock.patch.object(torch._C, "_jit_onnx_log", create=True)

@@ -9,13 +9,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.dlpack import from_dlpack
 
-from utils.engines.ort.export import PREFIX, Exported, export
-from utils.engines.ort.session import (
-    GradientGraph,
-    TrainingSession,
-    import_onnxruntime,
-    with_gradient,
-)
+from utils.engines.ort.export import PREFIX, export
+from utils.engines.ort.session import TrainingSession, import_onnxruntime, refusal, with_gradient
 from utils.errors import UserError, one_line
 
 
@@ -23,36 +18,27 @@ class Graph:
     """Computes logits, and in the backward pass the gradients of the parameters.
 
     Args:
-        exported: the model.
-        gradient: the same with its gradient.
+        model: its buffers are changed.
+        arguments: of `Flat`; a batch that stands for all others.
+
+    Raises:
+        UserError: the model has an operator that ONNX Runtime cannot train.
     """
 
-    def __init__(self, exported: Exported, gradient: GradientGraph):
-        self.gradient, self.norms, self.draws = gradient, exported.norms, exported.draws
-        try:
-            self.session = TrainingSession(gradient, torch.get_num_threads())
-        except Exception as error:  # ONNX Runtime's exceptions have no public base class
-            raise refusal_of(error) from error
-
-    @classmethod
-    def of(cls, model: nn.Module, arguments: dict[str, Tensor]) -> Graph:
-        """The graph of a model, whose buffers this changes.
-
-        Raises:
-            UserError: it has an operator that ONNX Runtime cannot train.
-        """
+    def __init__(self, model: nn.Module, arguments: dict[str, Tensor]):
         exported = export(model, arguments)
+        self.norms, self.draws = exported.norms, exported.draws
         nodes = exported.proto.graph.node  # type: ignore[attr-defined]  # onnx has no types
         used = {name for node in nodes for name in node.input}
         parameters = {PREFIX + name: p for name, p in model.named_parameters()}
         parameters = {name: p for name, p in parameters.items() if name in used}
         trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
+        further = [name for outputs in exported.norms.values() for name in outputs]
         try:
-            further = [name for norm in exported.norms for name in norm.outputs]
-            gradient = with_gradient(exported.proto, list(parameters), trained, further)
-        except Exception as error:
+            self.gradient = with_gradient(exported.proto, list(parameters), trained, further)
+            self.session = TrainingSession(self.gradient, torch.get_num_threads())
+        except Exception as error:  # ONNX Runtime's exceptions have no public base class
             raise refusal_of(error) from error
-        return cls(exported, gradient)
 
     def feeds(self, model: nn.Module, arguments: dict[str, Tensor]) -> list[Tensor]:
         """The inputs of the graph, in its order; contiguous and detached."""
@@ -71,8 +57,8 @@ class Graph:
         trained = [parameters[name.removeprefix(PREFIX)] for name in self.gradient.trained]
         logits, *statistics = _Step.apply(self, self.feeds(model, arguments), *trained)
         of_each = zip(*(statistics[start::3] for start in range(3)), strict=True)
-        for norm, (mean, var, size) in zip(self.norms, of_each, strict=True):
-            update_statistics(model.get_submodule(norm.name), mean, var, size)
+        for name, (mean, var, size) in zip(self.norms, of_each, strict=True):
+            update_statistics(model.get_submodule(name), mean, var, size)
         return logits
 
 
@@ -135,4 +121,4 @@ def refusal_of(error: Exception) -> UserError:
         reason = f"has no gradient of the ONNX operator {found[1]}"
     elif found := re.search(r"Could not find an implementation for (\w+)", text):
         reason = f"cannot compute the ONNX operator {found[1]}"
-    return UserError(f"--engine ort: ONNX Runtime {reason}; take --engine torch")
+    return refusal(f"ONNX Runtime {reason}")

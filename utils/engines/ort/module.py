@@ -1,30 +1,46 @@
-"""The module that computes by ONNX Runtime what a PyTorch model computes in training."""
+"""`--engine ort`: the module that computes by ONNX Runtime what a model computes in training."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from utils.engines.ort.arguments import Flat, first_of, kind_of, smaller, tensors_of
-from utils.engines.ort.checks import (
-    NOISE,
-    RATIO,
-    errors_of_step,
-    in_float64,
-    one_step,
-    without_dropout,
-)
+from utils.distributed.strategies.base import Strategy
+from utils.engines.engine import Engine, RunFacts
+from utils.engines.ort.export import Flat, first_of, kind_of, smaller, tensors_of
 from utils.engines.ort.graph import Graph, refusal_of
-from utils.engines.ort.rehearsal import rehearse
-from utils.errors import UserError
+from utils.engines.ort.session import refusal, rehearse, why_missing
+from utils.reporting.console import Console
 
 # Samples of the first batch: those that the graph is traced and tried with, and those on which ONNX
 # Runtime and PyTorch are compared with float64. Tracing makes a constant of a number that the model
 # computes in Python, such as len(x); a comparison with the traced number would not show that.
 TRACED, COMPARED = 16, 8
+# ONNX Runtime's error against float64 may be RATIO times PyTorch's, plus NOISE.
+RATIO, NOISE = 10, 1e-4
+# A gradient that is this small beside the whole one is rounding noise, such as that of a bias
+# before a BatchNorm; its error counts relative to this fraction of the whole gradient.
+FLOOR = 1e-3
+TINY = 1e-30  # in place of a gradient of 0
+
+
+class Ort(Engine):
+    """An Engine for a CPU in float32. utils/settings/engine.py refuses the flags that exclude it;
+    OrtModule refuses models that it cannot train."""
+
+    def why_not(self, facts: RunFacts) -> str | None:
+        if facts.device.type != "cpu":
+            return "it computes on a CPU only: add --device cpu"
+        return why_missing()
+
+    def wrap(self, strategy: Strategy, console: Console) -> nn.Module:
+        return strategy.substitute(OrtModule(strategy.model, console.say))
 
 
 class OrtModule(nn.Module):
@@ -66,23 +82,23 @@ class OrtModule(nn.Module):
 
     def _tried(self, arguments: dict[str, Tensor]) -> Graph:
         """A graph that works, traced with these arguments, after a line on its gradients."""
-        graph = Graph.of(copy.deepcopy(self.model), arguments)
+        graph = Graph(copy.deepcopy(self.model), arguments)
         rehearse(graph.gradient, [feed.numpy() for feed in graph.feeds(self.model, arguments)])
         plain, steady = without_dropout(copy.deepcopy(self.model)), graph
         if graph.draws:
-            steady = Graph.of(copy.deepcopy(plain), arguments)
+            steady = Graph(copy.deepcopy(plain), arguments)
         first = smaller(arguments, COMPARED)
         step = f"a step with {len(first['inputs'])} samples"
         if graph.draws:
             step += " without dropout"
-        refusal = self._compared(steady, plain, first, step)
-        if refusal:
+        reason = self._compared(steady, plain, first, step)
+        if reason:
             # Rounding can put a number on the other side of a ReLU's zero, and so change gradients
             # visibly. A second time, with the samples at the other end, that is not to be expected.
             last = {name: tensor.flip(0) for name, tensor in arguments.items()}
-            refusal = self._compared(steady, plain, smaller(last, COMPARED), step)
-        if refusal:
-            raise UserError(f"--engine ort: {refusal}; take --engine torch")
+            reason = self._compared(steady, plain, smaller(last, COMPARED), step)
+        if reason:
+            raise refusal(reason)
         return graph
 
     def _compared(
@@ -97,9 +113,11 @@ class OrtModule(nn.Module):
             found = one_step(lambda *_: graph.run(twin, arguments), twin, values)
         except Exception as error:  # ONNX Runtime's exceptions have no public base class
             raise refusal_of(error) from error
-        expected = one_step(Flat(exact), exact, [in_float64(value) for value in values])
-        errors = errors_of_step(found, expected)
-        usual = errors_of_step(one_step(Flat(other), other, values), expected)
+        in_float64 = [v.double() if v.is_floating_point() else v for v in values]
+        expected = one_step(Flat(exact), exact, in_float64)
+        by_pytorch = one_step(Flat(other), other, values)
+        errors = [relative_difference(*pair) for pair in zip(found, expected, strict=True)]
+        usual = [relative_difference(*pair) for pair in zip(by_pytorch, expected, strict=True)]
         for what, ours, theirs in zip(("gradients", "statistics"), errors, usual, strict=True):
             if not ours <= RATIO * theirs + NOISE:
                 return (
@@ -111,3 +129,41 @@ class OrtModule(nn.Module):
             f"float64's (PyTorch's: {max(usual):.1e})"
         )
         return None
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """The model, changed in place: all modules but BatchNorms as in evaluation, so that nothing is
+    random."""
+    for module in model.modules():
+        if not isinstance(module, _BatchNorm):
+            module.training = False
+    return model
+
+
+def one_step(
+    call: Callable[..., Tensor], model: nn.Module, arguments: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """(the gradients of the cross-entropy with made-up targets, the buffers of floating point after
+    the step)
+
+    Args:
+        call: arguments -> logits (n, classes), with the parameters and buffers of `model`.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    logits = call(*arguments)
+    targets = torch.arange(len(logits)) % logits.shape[1]
+    found = torch.autograd.grad(F.cross_entropy(logits, targets), trained, allow_unused=True)
+    found = [torch.zeros_like(p) if g is None else g for p, g in zip(trained, found, strict=True)]
+    return found, [b for b in model.buffers() if b.is_floating_point()]
+
+
+def relative_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """max_i |found_i - expected_i| / max(|expected_i|, FLOOR |expected|), in L2 norms of tensors
+    and of all of them together; infinite if anything is not finite."""
+    pairs = [(a.double(), b.double()) for a, b in zip(found, expected, strict=True)]
+    sizes = [b.norm().item() for _, b in pairs]
+    least = max(FLOOR * math.hypot(*sizes), TINY)
+    ratios = [
+        (a - b).norm().item() / max(size, least) for (a, b), size in zip(pairs, sizes, strict=True)
+    ]
+    return max(ratios, default=0.0) if all(map(math.isfinite, ratios)) else math.inf

@@ -1,4 +1,4 @@
-"""A graph with its gradient, and the session of ONNX Runtime that runs it.
+"""A graph with its gradient, the session of ONNX Runtime that runs it, and its rehearsal.
 
 `C` is ONNX Runtime's module of C++ functions, on which its ORTModule is built. ORTModule itself
 does not work with today's PyTorch. Nothing here imports PyTorch, so a rehearsal starts quickly.
@@ -6,9 +6,25 @@ does not work with today's PyTorch. Nothing here imports PyTorch, so a rehearsal
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from utils.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[3]
+GRAPH, FEEDS, NAMES = "graph.onnx", "feeds.safetensors", "names.json"
+PATIENCE = 600  # seconds for a rehearsal, which takes a few of them
 
 # Log levels: without warnings, and without errors too, which exceptions tell.
 ERRORS, FATAL = 3, 4
@@ -39,6 +55,11 @@ def why_missing() -> str | None:
     if not hasattr(C, "TrainingAgent"):
         return f"the installed onnxruntime has no training core: {INSTALL}"
     return None
+
+
+def refusal(reason: str) -> UserError:
+    """That ONNX Runtime cannot train a model, and why."""
+    return UserError(f"--engine ort: {reason}; take --engine torch")
 
 
 @dataclass(frozen=True)
@@ -115,7 +136,6 @@ class TrainingSession:
 
     def __init__(self, graph: GradientGraph, threads: int):
         onnxruntime, C = import_onnxruntime()
-        self.graph = graph
         options = onnxruntime.SessionOptions()
         options.log_severity_level = FATAL
         options.intra_op_num_threads = threads
@@ -166,3 +186,62 @@ def _vector(arrays: Sequence):
     for array in arrays:
         vector.push_back(array.__dlpack__(), str(array.dtype).endswith("bool"))
     return vector
+
+
+def rehearse(graph: GradientGraph, feeds: list[np.ndarray]) -> None:
+    """Runs the graph once, forward and backward, in another process: this file, as a program.
+
+    Some operators end their process. A division by zero in C++ raises no exception: the operating
+    system ends the process. Where that happens, the run is refused before its first step.
+
+    Args:
+        feeds: the inputs, contiguous, in the graph's order.
+
+    Raises:
+        UserError: that process did not survive, or did not end; or there is no space for its input.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="rehearsal-") as name:
+            folder, names = Path(name), asdict(graph)
+            (folder / GRAPH).write_bytes(names.pop("proto"))
+            (folder / NAMES).write_text(json.dumps(names), encoding="utf-8")
+            save_file(dict(zip(graph.feeds, feeds, strict=True)), folder / FEEDS)
+            child = subprocess.run(
+                [sys.executable, "-m", "utils.engines.ort.session", name],
+                cwd=ROOT,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+            )
+    except subprocess.TimeoutExpired:  # which has killed it
+        code, how = None, f"had not ended after {PATIENCE} seconds"
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"--engine ort: its graph cannot be written to a temporary folder: {error}; free some "
+            "space there, or set TMPDIR to another folder"
+        ) from error
+    else:
+        code, message = child.returncode, child.stderr.strip() or "without a message"
+        how = f"failed ({message.splitlines()[-1][:200]})"
+    if code in (0, -signal.SIGINT, -signal.SIGTERM):  # a signal stops the run itself
+        return
+    if code is not None and code < 0:
+        how = f"was ended by {signal.Signals(-code).name}"
+    raise refusal(
+        "ONNX Runtime cannot train this model: another process, in which a step was tried, " + how
+    )
+
+
+def run(folder: Path) -> None:
+    """Takes the step, in the other process."""
+    names = json.loads((folder / NAMES).read_text(encoding="utf-8"))
+    session = TrainingSession(GradientGraph((folder / GRAPH).read_bytes(), **names), threads=1)
+    feeds = load_file(folder / FEEDS)
+    # Copies, because what is read from the file cannot be written to.
+    outputs, state = session.forward([feeds[name].copy() for name in names["feeds"]])
+    session.backward(np.ones_like(outputs[0].numpy()), state)
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from utils.checkpoints.optimizer_state import optimizer_tensors
 from utils.checkpoints.worker_rows import by_element
-from utils.local.outer import OuterOptimizer
+from utils.local.optimizer import OuterOptimizer
 from utils.training.local.worker_mean import WorkerMean
 
 

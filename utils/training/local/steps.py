@@ -24,7 +24,7 @@ from utils.data.batch import Batch
 from utils.data.loader import Loader
 from utils.distributed.strategies.base import Strategy
 from utils.exchange import Exchange
-from utils.local.outer import OuterOptimizer
+from utils.local.optimizer import OuterOptimizer
 from utils.local.rules import SyncRule, simulate
 from utils.local.workers import Workers
 from utils.plural import counted
@@ -351,21 +351,22 @@ class LocalSteps(Steps):
         """Averagings, and what they send."""
         peak = self.optimizer.param_groups[0]
         peak = peak["base_lr"] / peak.get("lr_scale", 1.0)
-        rounds = simulate(self.rule, lambda step: peak * self.schedule.factor(step))
+        lengths = simulate(self.rule, lambda step: peak * self.schedule.factor(step))
         trained = sum(p.nbytes for p in self.strategy.parameters.values() if p.requires_grad)
         state = sum(t.nbytes for t in self.averaging.averaged_state()[0].values())
         relative = 1 + state / trained  # what an averaging sends, relative to a step of DDP
         total, size = self.rule.total_steps, self.workers.size
         plateau = self.schedule.name == "plateau" and self.rule.name == "qsr"
         note = "; more where plateau lowers the learning rate" if plateau else ""
+        share = relative * (len(lengths) / total)
         lines = [
-            f"  local steps    {averagings_text(len(rounds), total, relative * rounds.ddp_share)}",
-            f"                 ({lengths_text(rounds.lengths)}{note})",
+            f"  local steps    {averagings_text(len(lengths), total, share)}",
+            f"                 ({lengths_text(lengths)}{note})",
         ]
         if size > 1:
             # In an averaging, as in a step of DDP. The ends of a chain send less, the others more.
             sent = 2 * (size - 1) / size * trained
-            ours, ddp = amount_text(sent * relative * len(rounds)), amount_text(sent * total)
+            ours, ddp = amount_text(sent * relative * len(lengths)), amount_text(sent * total)
             lines.append(
                 f"                 {size} processes with a worker each would each send, on "
                 f"average, {ours}; with ddp {ddp}"

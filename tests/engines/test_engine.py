@@ -1,23 +1,24 @@
 """Which engine serves a run, and why another one cannot."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
 import torch
 from toy import CPU, facts_of, make_trainer, use_engine
 
-from utils.engines import cuda_graphs, engine
-from utils.engines.choose import ENGINES, choose_engine
+from utils.engines import engine
+from utils.engines.engine import Compile, CudaGraphs, Engine, choose_engine
+from utils.mixup.mixing import Mixing
 from utils.training.train_step import TrainStep
 
 
 def chosen(trainer, wanted="auto", deterministic=False, **options):
-    """(name of the engine, messages)."""
+    """(class of the engine, messages)."""
     chosen_engine, notes = choose_engine(
         facts_of(trainer, **options), cuda_graphs=wanted, deterministic=deterministic
     )
-    names = {path.rpartition(":")[2]: name for name, path in ENGINES.items()}
-    return names[type(chosen_engine).__name__], notes
+    return type(chosen_engine), notes
 
 
 def on_a_gpu(trainer):
@@ -44,8 +45,8 @@ def test_the_reason_is_said(tmp_path, capsys):
 )  # fmt: skip
 def test_who_gets_graphs(tmp_path, monkeypatch, wanted, deterministic, asked):
     """asked: of the GraphedStep that is made; None: there is none."""
-    monkeypatch.setattr(cuda_graphs, "CudaRecorder", lambda device: device.type)
-    monkeypatch.setattr(cuda_graphs, "GraphedStep", lambda *args: args)
+    monkeypatch.setattr(engine, "CudaRecorder", lambda device: device.type)
+    monkeypatch.setattr(engine, "GraphedStep", lambda *args: args)
     monkeypatch.setattr(engine, "TimedSteps", lambda *args: args[:1])
     trainer = on_a_gpu(make_trainer(tmp_path))
     parts = trainer.steps.parts
@@ -62,9 +63,9 @@ def test_a_compiled_model_has_no_graphs(tmp_path, gpu, wanted):
     """Its steps are taken as those of any other model."""
     trainer = make_trainer(tmp_path)
     trainer = on_a_gpu(trainer) if gpu else trainer
-    name, said = chosen(trainer, wanted, compiled=True)
+    kind, said = chosen(trainer, wanted, compiled=True)
     reason = "--compile makes kernels of its own" if gpu else "there is no GPU"
-    assert name == "compile"
+    assert kind is Compile
     assert said == ([f"--cuda_graphs: not used, because {reason}"] if wanted == "on" else [])
 
 
@@ -90,7 +91,50 @@ def test_the_model_is_called_as_it_is_unless_it_is_compiled(tmp_path):
 def test_graphs_of_models_that_recompute_or_are_others(tmp_path):
     trainer = on_a_gpu(make_trainer(tmp_path))
     for wanted in ("on", "auto"):
-        assert chosen(trainer, wanted, recomputes=True)[0] == "eager"
+        assert chosen(trainer, wanted, recomputes=True)[0] is Engine
     assert "--grad_checkpointing" in chosen(trainer, "on", recomputes=True)[1][0]
-    assert chosen(trainer, "auto", external_model=True) == ("eager", [])
-    assert chosen(trainer, "on", external_model=True)[0] == "cuda_graphs"
+    assert chosen(trainer, "auto", external_model=True) == (Engine, [])
+    assert chosen(trainer, "on", external_model=True)[0] is CudaGraphs
+
+
+def reason_for(trainer, **changes) -> str | None:
+    """why_not, if the run were on a GPU."""
+    facts = dataclasses.replace(facts_of(trainer), device=torch.device("cuda"))
+    return CudaGraphs().why_not(dataclasses.replace(facts, **changes))
+
+
+def mixing(**options):
+    return Mixing(alpha=0.5, block=4, height=8, width=8, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, None),
+        ({"optimizer": "adamw", "ema_decay": 0.9, "mixing": mixing()}, None),
+        ({"accumulation": 2}, "accumulated"),
+        ({"optimizer": "muon"}, None),
+        ({"optimizer": "ngd"}, None),
+        ({"optimizer_options": {"lookahead_k": 5}}, "--lookahead_k"),
+        ({"freeze_until": 1}, "--unfreeze_epoch"),
+        ({"mixing": mixing(meta_form="policy", clean_samples=4)}, None),
+        ({"mixing": mixing(meta_form="sample", clean_samples=4)}, "--meta_form sample"),
+    ],
+)
+def test_which_trainers_graphs_cannot_serve(tmp_path, options, reason):
+    said = reason_for(make_trainer(tmp_path, **options))
+    assert said is None if reason is None else reason in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"device": torch.device("cpu")}, "there is no GPU"),
+        ({"compiled": True}, "--compile"),
+        ({"texts": True}, "texts"),
+        ({"scales_loss": True}, "--precision bf16"),
+        ({"processes": 2}, "several processes"),
+    ],
+)
+def test_which_runs_graphs_cannot_serve(tmp_path, changes, reason):
+    assert reason in reason_for(make_trainer(tmp_path), **changes)
