@@ -39,6 +39,7 @@ NEEDED = (
     Package("tokenizers", "tokenizers", "texts"),
     Package("timm", "timm", "the networks of vit_test.py"),
     Package("huggingface_hub", "huggingface_hub", "weights from the Hugging Face hub"),
+    Package("google-crc32c", "google_crc32c", "TFRecord files"),
 )
 # Those of --engine ort without training.
 OF_ONNX = (
