@@ -23,7 +23,7 @@ from utils.optim.table import OPTIMIZERS
 from utils.reporting.console import Console
 from utils.reporting.metrics import MetricsLog
 from utils.training.average import Average
-from utils.training.freeze import Freeze
+from utils.training.controls import Freeze
 from utils.training.guard import Guard
 from utils.training.local.steps import LocalSteps
 from utils.training.log import TrainingLog

@@ -11,7 +11,7 @@ from torch import nn
 from utils.engines.ort.checks import relative_difference
 from utils.engines.ort.module import OrtModule
 from utils.mixup.mixing import MixPlan
-from utils.training.freeze import Freeze
+from utils.training.controls import Freeze
 
 
 def gradients(called: nn.Module, model: nn.Module, inputs, *plan) -> list[torch.Tensor]:

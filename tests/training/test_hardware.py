@@ -14,8 +14,15 @@ from utils.models.transformer import Transformer
 from utils.reporting.console import Console
 from utils.runs import make_trainer
 from utils.training import hardware
-from utils.training.flops import PEAKS, forward_flops, peak_of
-from utils.training.hardware import FIGURES, Hardware, Readings, hardware_text
+from utils.training.hardware import (
+    FIGURES,
+    PEAKS,
+    Hardware,
+    Readings,
+    forward_flops,
+    hardware_text,
+    peak_of,
+)
 from utils.training.log import TrainingLog
 from utils.training.progress import LeftOut
 

@@ -13,9 +13,13 @@ from typing import Any
 import torch
 
 from utils.checkpoints.checkpoint import Checkpoint
-from utils.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
 from utils.checkpoints.parts import Part, load, take
-from utils.checkpoints.random_state import random_states, restore_random_states
+from utils.checkpoints.states import (
+    optimizer_tensors,
+    random_states,
+    restore_optimizer,
+    restore_random_states,
+)
 from utils.data.batch import Batch
 from utils.distributed.strategies.base import Strategy
 from utils.mixup.meta import PolicyMixup, SampleMixup

@@ -19,12 +19,11 @@ from utils.launch.signals import AgreedSignal, StoppedBySignal
 from utils.machine.backends import search_plans
 from utils.machine.free_cores import FreeCores
 from utils.plural import counted
+from utils.training.controls import Freeze, MixingControl
 from utils.training.evaluation import Evaluation
-from utils.training.freeze import Freeze
 from utils.training.guard import OnNonFinite
 from utils.training.log import TrainingLog, figures
 from utils.training.memory import peak_memory, within_memory
-from utils.training.mixing_control import MixingControl
 from utils.training.progress import Progress
 from utils.training.steps import Steps
 from utils.training.times import Clock, PhaseTimes

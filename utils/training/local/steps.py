@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 
 from utils.checkpoints.checkpoint import Checkpoint
-from utils.checkpoints.random_state import random_states, restore_random_states
+from utils.checkpoints.states import random_states, restore_random_states
 from utils.checkpoints.worker_rows import of_worker, of_workers
 from utils.data.batch import Batch
 from utils.data.loader import Loader
@@ -29,11 +29,9 @@ from utils.local.rules import SyncRule, simulate
 from utils.local.workers import Workers
 from utils.plural import counted
 from utils.training.guard import Guard
-from utils.training.local.averaging import Averaging
-from utils.training.local.in_turn import in_turn
+from utils.training.local.averaging import Averaging, WorkerMean
 from utils.training.local.norm_statistics import NormStatistics
 from utils.training.local.rounds import Rounds, amount_text, averagings_text, lengths_text
-from utils.training.local.worker_mean import WorkerMean
 from utils.training.progress import LeftOut, Progress
 from utils.training.steps import Steps
 from utils.training.train_step import StepParts, TrainStep
@@ -440,3 +438,30 @@ class LocalSteps(Steps):
             source = f"the mean of {counted(len(saved), 'worker')}" if saved else "one model"
             starts = "starts" if size == 1 else "start"
             self.say(f"step {step} is of {source}: {counted(size, 'worker')} {starts} from it")
+
+
+def in_turn(
+    loader: Loader, numbers: Sequence[int], epoch: int, start_step: int = 0
+) -> Generator[Batch]:
+    """The batches of several workers that one process trains in turn, of an epoch from optimizer
+    step `start_step` on: in each step all micro-batches of the first worker, then all of the next
+    one, and so on. The last of a step is that of the last worker.
+
+    Args:
+        loader: cuts steps into as many parts as there are workers, of all processes.
+        numbers: of this process's workers.
+    """
+    with contextlib.ExitStack() as stack:
+        streams = []
+        for number in numbers:
+            own = loader.of_rank(number)
+            own.turns = len(numbers)
+            streams.append(stack.enter_context(contextlib.closing(own.epoch(epoch, start_step))))
+        for _ in range(start_step, loader.steps_per_epoch):
+            for worker, stream in enumerate(streams):
+                is_last = worker == len(streams) - 1
+                for batch in stream:
+                    ends = batch.ends_step
+                    yield batch._replace(worker=worker, ends_step=ends and is_last)
+                    if ends:
+                        break
