@@ -39,10 +39,7 @@ STEPS = 10**6  # of the schedule; more than are ever taken
 class NoCheckpoints(Checkpoints):
     """Writing them is not what is measured, and would disturb it."""
 
-    def save(self, checkpoint, best_step=None):
-        return self.folder
-
-    def save_shards(self, checkpoint, best_step, exchange, ready=None):
+    def save(self, checkpoint, *args, **kwargs):
         return self.folder
 
 
