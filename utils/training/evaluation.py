@@ -38,6 +38,9 @@ class Evaluation:
             return {}
         return {"loss": self.flip_loss, "accuracy": self.flip_accuracy}
 
+    def in_words(self, split: str) -> str:
+        return f"{split} loss {self.loss:.4f}, accuracy {self.accuracy:.2f} %"
+
 
 def evaluate(
     model: nn.Module,

@@ -6,7 +6,7 @@ recomputed activations, mixing or the optimizer), over those that the GPU could 
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -143,7 +143,7 @@ class Readings:
         return found
 
 
-def hardware_text(figures: dict[str, float]) -> str:
+def hardware_text(figures: Mapping[str, float]) -> str:
     """For a log line: ", MFU 41.0 %, GPU 97 %, 612 W, 64.0 GB"; "" without figures."""
     forms = {
         "mfu": lambda value: f"MFU {value:.1f} %",

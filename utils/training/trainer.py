@@ -135,11 +135,7 @@ class Trainer:
         return self.within_memory(lambda: self._fit(profiler, free_cores))
 
     def within_memory(self, work: Callable, save: bool = True):
-        """Calls work(); if it runs out of memory, raises UserError with a batch that fits.
-
-        Args:
-            save: first save a checkpoint of the last complete step.
-        """
+        """`within_memory` of memory.py. `save`: the last complete step is then saved, too."""
         return within_memory(
             work,
             steps=self.steps,
@@ -192,7 +188,7 @@ class Trainer:
         if evaluation is not None:
             split = self.plan.eval_split
             self.log.metrics.write(**self._position(), split=split, **evaluation.figures)
-            self.log.say_start(split, evaluation)
+            self.log.console.say(f"before the first step: {evaluation.in_words(split)}")
 
     def _evaluate(self) -> Evaluation | None:
         self.enter("evaluating")
@@ -261,7 +257,9 @@ class Trainer:
         assert self.mixing_control is not None
         reading = self.mixing_control.after_step(self.progress.step)
         if reading is not None:
-            self.log.write_mixing(self._position(), reading)
+            self.log.metrics.write(
+                **self._position(), split="mixing", gap=reading.gap, strength=reading.strength
+            )
             self.prepare(epoch)  # the evaluation has changed the mode of what is frozen, too
             self.times.mark("evaluation")
 
@@ -306,10 +304,10 @@ class Trainer:
         if progress.step % self.loader.steps_per_epoch == 0:
             progress.epoch_sums = self._no_sums()  # else a longer run completes this epoch
         time_share = self.times.fractions()
-        memory = peak_memory(steps.precision.device)
-        log.write_epoch(
-            at, train, lr=steps.learning_rate, speed=self.samples_per_second,
-            time_share=time_share, memory=memory,
+        log.metrics.write(
+            **at, split="train", average_over="epoch", **train, lr=steps.learning_rate,
+            samples_per_second=self.samples_per_second, time_share=time_share,
+            peak_memory_bytes=peak_memory(steps.precision.device),
         )  # fmt: skip
         best, note = False, ""
         if evaluation is not None:
@@ -359,23 +357,9 @@ class Trainer:
     def _read_sums(self) -> dict[str, float]:
         """The objective's sums since the last log line, by name; acts on steps that were left
         out."""
-        steps, progress = self.steps, self.progress
-        sums, left_out = steps.read_sums()
-        self.on_nonfinite.check_scale(steps.loss_scale, progress.step)
-        newly_left_out = left_out.steps - progress.left_out.steps
-        # `first` is that of the whole run, and not of interest where steps may be left out.
-        known = progress.left_out.steps == 0 and self.on_nonfinite.policy == "stop"
-        progress.left_out = left_out
-        if newly_left_out:
-            where = f"step {left_out.first + 1}" if known else f"at step {progress.step}"
-            applied = sums["samples"] > 0
-            self.on_nonfinite.report_or_stop(
-                newly_left_out,
-                where,
-                applied,
-                steps.optimizer,
-                steps.left_out_by,
-            )
+        before = self.progress.left_out
+        sums, self.progress.left_out = self.steps.read_sums()
+        self.on_nonfinite.react(self.steps, before, applied=sums["samples"] > 0)
         return sums
 
     def _log_window(self) -> None:
@@ -388,19 +372,17 @@ class Trainer:
         speed = self.clock.lap()
         self.times.read()
         self.saver.poll()
-        self.log.write_steps(
-            self._position(),
-            sums,
-            lr=steps.learning_rate,
-            speed=speed,
-            left_out=progress.left_out,
-            further=steps.figures(),
-        )
-        self._show(sums, speed)
+        hardware, left_out = self.log.hardware.figures(speed), progress.left_out
+        self.log.metrics.write(
+            **self._position(), split="train", average_over="steps", **figures(sums),
+            lr=steps.learning_rate, samples_per_second=round(speed, 1),
+            skipped_steps=left_out.steps + left_out.by_scaler, **steps.figures(), **hardware,
+        )  # fmt: skip
+        self._show(sums, speed, hardware)
 
-    def _show(self, sums: dict[str, float], speed: float | None = None) -> None:
+    def _show(self, sums, speed: float | None = None, hardware: dict | None = None) -> None:
         left = self.samples_until(self.plan.total_steps) - self.samples_until(self.progress.step)
-        self.log.show(sums, self._position()["epoch"], left, speed)
+        self.log.show(sums, self._position()["epoch"], left, speed, hardware)
 
     def _position(self) -> dict:
         """{"step", "epoch"} of a record in the metrics."""
