@@ -89,8 +89,16 @@ class Checkpoint:
         return self.state.get(RUN_INFO) or {}
 
     def copy(self) -> "Checkpoint":
-        """Copies the tensors to the CPU, so that training can continue while they are written."""
-        return replace(self, parts={name: _plain(part) for name, part in self.parts.items()})
+        """Copies the tensors to the CPU, contiguous, sorted by name and without shared memory, so
+        that training can continue while they are written."""
+        copies = {
+            part: {
+                name: torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+                for name, tensor in sorted(tensors.items())
+            }
+            for part, tensors in self.parts.items()
+        }
+        return replace(self, parts=copies)
 
 
 class Checkpoints:
@@ -365,14 +373,6 @@ def _state(content: bytes) -> dict:
         if not isinstance(state.get(key), (dict, NoneType)):
             raise ValueError(f"{STATE}: {key} is no object")
     return state
-
-
-def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors on the CPU that share no memory with anything, sorted by name."""
-    return {
-        name: torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
-        for name, tensor in sorted(tensors.items())
-    }
 
 
 def _step(path: Path) -> int:

@@ -74,7 +74,7 @@ def evaluate(
                     return None
                 with precision.autocast():
                     logits = model(batch.inputs)
-                    mirrored = model(mirror(batch.inputs)) if flip else None
+                    mirrored = model(batch.inputs.flip(-1)) if flip else None
                 if exchange.size > 1 and batch.filler:
                     continue
                 loss = F.cross_entropy(logits.float(), batch.targets, reduction="sum")
@@ -99,11 +99,6 @@ def evaluate(
         return result
     loss, accuracy = flipped["loss"] / samples, 100 * flipped["correct"] / samples
     return replace(result, flip_loss=loss, flip_accuracy=accuracy)
-
-
-def mirror(pictures: Tensor) -> Tensor:
-    """(n, channels, height, width), mirrored horizontally."""
-    return pictures.flip(-1)
 
 
 def mean_log_probabilities(logits: Tensor, others: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from utils.errors import UserError
+from utils.training.objective import in_float32
 
 
 class InFloat32:
@@ -85,7 +86,7 @@ def refuse_uncalled(model: nn.Module, names: Sequence[str], forward: Callable[[]
 def _in_float32(cls: type[nn.Module], device: str) -> type[nn.Module]:
     class Kept(InFloat32, cls):
         def forward(self, *args, **kwargs):
-            args, kwargs = tree_map_only(Tensor, _to_float32, (args, kwargs))
+            args, kwargs = tree_map_only(Tensor, in_float32, (args, kwargs))
             with torch.autocast(device, enabled=False):
                 return super().forward(*args, **kwargs)
 
@@ -93,7 +94,3 @@ def _in_float32(cls: type[nn.Module], device: str) -> type[nn.Module]:
     Kept.__name__, Kept.__qualname__ = cls.__name__, cls.__qualname__
     Kept.__module__ = cls.__module__
     return Kept
-
-
-def _to_float32(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

@@ -102,13 +102,10 @@ class TrainStep(Steps):
             self.step_sums += stacked(sums, self.sum_names)
 
     def update(self) -> None:
-        self.begin_update()
+        self.updating = True
         step = self.progress.step
         self.update_device(step, self.average.ema_weight(step) if self.average else 0.0)
         self.end_update()
-
-    def begin_update(self) -> None:
-        self.updating = True
 
     def end_update(self) -> None:
         self.progress.step += 1
@@ -180,12 +177,7 @@ class TrainStep(Steps):
         member = exchange.rank if worker is None else worker
         parts = [
             Part("progress", self._load_progress, values=lambda: asdict(self.progress)),
-            Part(
-                "model",
-                lambda saved: strategy.load(saved.model),
-                tensors=strategy.tensors,
-                divided=True,
-            ),
+            Part("model", lambda saved: strategy.load(saved.model), strategy.tensors, divided=True),
             Part(
                 "optimizer",
                 lambda saved: restore_optimizer(
@@ -208,14 +200,14 @@ class TrainStep(Steps):
             ),
         ]
         if average is not None:  # one that was not saved starts from the weights
-            parts.append(
+            parts += [
                 Part(
                     "average",
                     lambda saved: average.load_state_dict(saved.weights),
                     tensors=average.state_dict,
                     divided=True,
                 )
-            )
+            ]
         if meta is not None and meta.state_dict():  # of the form "sample" it has no state
             parts.append(
                 Part(

@@ -17,6 +17,9 @@ from utils.exchange import Exchange
 from utils.local.outer import OuterOptimizer
 from utils.local.workers import Workers
 
+# {its name in a checkpoint: what the outer optimizer calls it}
+OUTER_STATE = {"before": "before", "momentum": "buffers"}
+
 
 class WorkerMean:
     """Means over the workers, in their order, so that they do not depend on which process trains
@@ -42,9 +45,7 @@ class WorkerMean:
         """
         zero = own[0][names[0]].new_zeros((), dtype=torch.float64)
         distances, norm = [zero] * len(own), zero
-        for alike in _by_dtype(own[0], names):
-            rows = torch.stack([_flat(tensors, alike) for tensors in own])
-            mean = self._of_rows(rows)
+        for alike, rows, mean in self._by_dtype(own, names):
             for tensors in own:
                 targets = [tensors[name] for name in alike]
                 torch._foreach_copy_(targets, _divided(mean, targets))
@@ -56,10 +57,9 @@ class WorkerMean:
     def means(self, own: Sequence[dict[str, Tensor]], names: Sequence[str]) -> dict[str, Tensor]:
         """New tensors: the means over all workers."""
         found = {}
-        for alike in _by_dtype(own[0], names):
-            rows = torch.stack([_flat(tensors, alike) for tensors in own])
+        for alike, _, mean in self._by_dtype(own, names):
             like = [own[0][name] for name in alike]
-            parts = _divided(self._of_rows(rows), like)
+            parts = _divided(mean, like)
             for name, tensor, part in zip(alike, like, parts, strict=True):
                 found[name] = torch.empty_like(tensor).copy_(part)
         return found
@@ -72,21 +72,31 @@ class WorkerMean:
         gathered = torch.stack(self.exchange.gather(padded)).tolist()
         return [row for count, part in zip(counts, gathered, strict=True) for row in part[:count]]
 
-    def _of_rows(self, rows: Tensor) -> Tensor:
-        """(own, n) -> (n,)."""
-        return self.exchange.sum_rows(rows, self.workers.counts) / self.workers.size
+    def _by_dtype(
+        self, own: Sequence[dict[str, Tensor]], names: Iterable[str]
+    ) -> Iterator[tuple[list[str], Tensor, Tensor]]:
+        """For each dtype: (names of its tensors, a row of them for each worker of this process
+        (own, n), their mean over all workers (n,))."""
+        groups: dict[torch.dtype, list[str]] = {}
+        for name in names:
+            groups.setdefault(own[0][name].dtype, []).append(name)
+        for alike in groups.values():
+            rows = torch.stack([torch.cat([t[name].reshape(-1) for name in alike]) for t in own])
+            yield alike, rows, self.exchange.sum_rows(rows, self.workers.counts) / self.workers.size
 
 
 class Averaging:
-    """Args:
-    over_workers: computes the means.
-    parameters: of the model, by name.
-    own: those of each worker of this process; all workers are equal now.
-    optimizers: of each worker of this process.
-    with_state: optimizer state that has a number for each element of a parameter is averaged, too:
-        momentum and Adam's moments. Counters, and what belongs to a whole parameter, as NGD's
-        Fisher matrices do, stay with their worker.
-    make_outer: makes the outer optimizer of a worker's parameters; None: there is none.
+    """Ends a round: makes the workers equal.
+
+    Args:
+        over_workers: computes the means.
+        parameters: of the model, by name.
+        own: those of each worker of this process; all workers are equal now.
+        optimizers: of each worker of this process.
+        with_state: optimizer state that has a number for each element of a parameter is averaged,
+            too: momentum and Adam's moments. Counters, and what belongs to a whole parameter, as
+            NGD's Fisher matrices do, stay with their worker.
+        make_outer: makes the outer optimizer of a worker's parameters; None: there is none.
     """
 
     def __init__(
@@ -168,9 +178,9 @@ class Averaging:
             return None
         state = self.outer.state_dict()
         return {
-            f"{key}/{name}": tensor
-            for key, tensors in (("before", state["before"]), ("momentum", state["buffers"]))
-            for name, tensor in zip(self.parameters, tensors, strict=True)
+            f"{saved}/{name}": tensor
+            for saved, key in OUTER_STATE.items()
+            for name, tensor in zip(self.parameters, state[key], strict=True)
         }
 
     def load_state_dict(self, state: dict[str, Tensor] | None, model: dict[str, Tensor]) -> None:
@@ -183,21 +193,10 @@ class Averaging:
             state |= {f"momentum/{name}": torch.zeros_like(model[name]) for name in self.parameters}
         self.outer.load_state_dict(
             {
-                key: [state[f"{prefix}/{name}"] for name in self.parameters]
-                for prefix, key in (("before", "before"), ("momentum", "buffers"))
+                key: [state[f"{saved}/{name}"] for name in self.parameters]
+                for saved, key in OUTER_STATE.items()
             }
         )
-
-
-def _by_dtype(tensors: dict[str, Tensor], names: Iterable[str]) -> Iterator[list[str]]:
-    groups: dict[torch.dtype, list[str]] = {}
-    for name in names:
-        groups.setdefault(tensors[name].dtype, []).append(name)
-    return iter(groups.values())
-
-
-def _flat(tensors: dict[str, Tensor], names: Iterable[str]) -> Tensor:
-    return torch.cat([tensors[name].reshape(-1) for name in names])
 
 
 def _divided(flat: Tensor, like: list[Tensor]) -> list[Tensor]:

@@ -33,14 +33,6 @@ class Rounds:
         """What was sent until `step`, relative to DDP in as many steps."""
         return self.sent / max(1, step - self.first_step)
 
-    def note(self, step: int) -> str:
-        share = f"{100 * self.sent_of_ddp(step):.1f} % of DDP's bytes"
-        return f"{counted(self.averagings, 'averaging')}, H {self.length:,}, {share}"
-
-    def summary(self, step: int) -> str:
-        """For the end of the run, after `step`."""
-        return averagings_text(self.averagings, step - self.first_step, self.sent_of_ddp(step))
-
 
 def averagings_text(averagings: int, steps: int, sent_of_ddp: float) -> str:
     share = f"{100 * sent_of_ddp:.1f} % of DDP's bytes"

@@ -43,13 +43,15 @@ MOST = 2.0
 
 @dataclass
 class Worker:
-    """Attributes:
-    number: among all workers of the run, from 0.
-    step: takes its optimizer steps; as a process alone does.
-    tensors: its parameters and buffers by name: the memory that the model uses in its turn.
-    distance: from the mean at the last averaging, squared, relative to the squared norm of the
-        mean; () float64.
-    random: its random states, outside its turn.
+    """A worker of this process, and what is its own.
+
+    Attributes:
+        number: among all workers of the run, from 0.
+        step: takes its optimizer steps; as a process alone does.
+        tensors: its parameters and buffers by name: the memory that the model uses in its turn.
+        distance: from the mean at the last averaging, squared, relative to the squared norm of the
+            mean; () float64.
+        random: its random states, outside its turn.
     """
 
     number: int
@@ -270,15 +272,12 @@ class LocalSteps(Steps):
         names += [
             name for name, t in own[0].items() if name not in parameters and t.is_floating_point()
         ]
-        model = own[0] | self._over_workers.means(own, names)
-        mean = Mean(model, None)
+        model, average = own[0] | self._over_workers.means(own, names), None
         if averages:
-            trained = [
-                name
-                for name in averages[0]
-                if name not in parameters or parameters[name].requires_grad
-            ]
-            mean = Mean(model, model | averages[0] | self._over_workers.means(averages, trained))
+            frozen = {name for name, p in parameters.items() if not p.requires_grad}
+            trained = [name for name in averages[0] if name not in frozen]
+            average = model | averages[0] | self._over_workers.means(averages, trained)
+        mean = Mean(model, average)
         if self.statistics is not None:
             with self.holding(mean.evaluated):
                 self.statistics.estimate(self.progress.step)
@@ -294,22 +293,19 @@ class LocalSteps(Steps):
 
     def read_sums(self) -> tuple[dict[str, float], LeftOut]:
         """The sums are of all workers."""
-        of_workers = [
-            torch.cat([w.step.window, w.step.guard.left_out.double(), w.distance.view(1)])
-            for w in self.own
-        ]
-        scales = [worker.step.loss_scale for worker in self.own]
-        if scales[0] is not None:
-            of_workers = [
-                torch.cat([row, row.new_tensor([scale])])
-                for row, scale in zip(of_workers, scales, strict=True)
-            ]
+        of_workers = []
+        for worker in self.own:
+            step, distance = worker.step, worker.distance.view(1)
+            values = [step.window, step.guard.left_out.double(), distance]
+            if (scale := step.loss_scale) is not None:
+                values.append(distance.new_tensor([scale]))
+            of_workers.append(torch.cat(values))
         count = len(self.sum_names)
         rows = self._over_workers.rows(torch.stack(of_workers))  # [worker][value]
         sums = dict(zip(self.sum_names, map(math.fsum, zip(*rows, strict=True)), strict=False))
         left_out = [LeftOut(*map(int, row[count : count + 3])) for row in rows]
         self.distance = math.sqrt(math.fsum(row[count + 3] for row in rows) / len(rows))
-        self._loss_scale = None if scales[0] is None else min(row[-1] for row in rows)
+        self._loss_scale = None if scale is None else min(row[-1] for row in rows)
         steps = [each.steps for each in left_out]
         new = [i + 1 for i, n in enumerate(steps) if n > self._left_out[i]]
         numbers = ", ".join(map(str, new))
@@ -337,13 +333,17 @@ class LocalSteps(Steps):
         }
 
     def note(self) -> str:
-        note = f"; {self.rounds.note(self.progress.step)}"
+        rounds, sent = self.rounds, 100 * self.rounds.sent_of_ddp(self.progress.step)
+        note = f"; {counted(rounds.averagings, 'averaging')}, H {rounds.length:,}, "
+        note += f"{sent:.1f} % of DDP's bytes"
         if self.distance:
             note += f", workers {100 * self.distance:.2g} % from their mean"
         return note
 
     def summary(self) -> str:
-        return self.rounds.summary(self.progress.step)
+        rounds, step = self.rounds, self.progress.step
+        steps = step - rounds.first_step
+        return averagings_text(rounds.averagings, steps, rounds.sent_of_ddp(step))
 
     def forecast(self) -> list[str]:
         """Averagings, and what they send."""
