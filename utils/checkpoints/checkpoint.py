@@ -13,7 +13,7 @@
 
 If the model is sharded, each rank has its own files for weights, average and optimizer (see
 shards.py). A checkpoint is written under a temporary name, flushed to disk and renamed. Nothing in
-it is a pickle.
+it is a pickle, as the metadata of torch.distributed.checkpoint are.
 """
 
 import contextlib
