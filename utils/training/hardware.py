@@ -80,11 +80,8 @@ class Hardware:
             self._thread.start()
 
     def figures(self, speed: float | None) -> dict[str, float]:
-        """Since the last call; what is not known is left out.
-
-        Args:
-            speed: samples per second, of the whole run.
-        """
+        """Since the last call; what is not known is left out. `speed`: samples per second of the
+        whole run."""
         with self._lock:
             found = self._since_line.take()
         return self._with_run(found, speed)
@@ -177,12 +174,8 @@ def _names(part: str, name: str, words: list[str]) -> bool:
 
 def forward_flops(model: nn.Module, sample: Tensor) -> int | None:
     """Operations of a forward pass, a product and a sum counting as two; of matrix products,
-    convolutions and attention alone. Nothing is computed. None if the model cannot be traced.
-
-    Args:
-        model: on the CPU; unchanged.
-        sample: its inputs.
-    """
+    convolutions and attention alone. Nothing is computed. None if the model, which is on the CPU,
+    cannot be traced."""
     training = model.training
     model.eval()  # without dropout, so that no random number is drawn
     try:

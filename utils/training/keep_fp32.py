@@ -43,11 +43,7 @@ def names_of_modules(model: nn.Module, patterns: Sequence[str]) -> list[str]:
 def keep_in_float32(model: nn.Module, names: Sequence[str], device: torch.device) -> None:
     """Lets these modules compute in float32 under autocast, with their parts: inputs in half
     precision are converted, and autocast is off. Modules stay the same objects, under the same
-    names; those that are kept already stay as they are.
-
-    Args:
-        device: where the model computes.
-    """
+    names; those that are kept already stay as they are."""
     for name in names:
         module = model.get_submodule(name)
         if not isinstance(module, InFloat32):
@@ -56,11 +52,7 @@ def keep_in_float32(model: nn.Module, names: Sequence[str], device: torch.device
 
 def refuse_uncalled(model: nn.Module, names: Sequence[str], forward: Callable[[], object]) -> None:
     """UserError if the forward pass calls neither one of these modules nor a module around it that
-    is among them, but for example reads its weights: it could not be kept in float32.
-
-    Args:
-        forward: one forward pass of the model.
-    """
+    is among them, but for example reads its weights: it could not be kept in float32."""
     called = set()
     modules = {name: model.get_submodule(name) for name in names}
     handles = [

@@ -78,13 +78,9 @@ class TrainingLog:
         self.console.say(line + note)
 
     def advise(self, time_share: Mapping[str, float], is_last: bool = False) -> None:
-        """Says which flag helps if a phase takes a notable part of an epoch's time.
-
-        Args:
-            is_last: no epoch follows, so that evaluating less often would be too late.
-        """
+        """Says which flag helps if a phase takes a notable part of an epoch's time."""
         for phase, part in time_share.items():
-            if is_last and phase == "evaluation":
+            if is_last and phase == "evaluation":  # no epoch follows that could have fewer
                 continue
             if phase in self.advice and part >= NOTABLE[phase]:
                 took = f"{phase.replace('_', ' and ')} took {part:.0%} of the time"

@@ -32,31 +32,20 @@ from utils.training.steps import Steps
 
 @dataclass
 class StepParts:
-    """What a TrainStep is made of.
+    """What a TrainStep is made of."""
 
-    Attributes:
-        strategy: how the model is spread over processes.
-        objective: (inputs, targets, mixing plan) -> summed loss, sums by name; `objective.sums` are
-            the names, by default SUMS (see objective.py).
-        optimizer: honours `found_inf` (see optim/factory.py).
-        schedule: `apply(optimizer, step)` sets the learning rate.
-        precision: its loss scaler is used around the backward pass.
-        progress: counts the steps.
-        guard: judges whether a step is finite.
-        clip: maximal global L2 norm of the gradient; None: unlimited.
-        average: moving average of the weights, which is evaluated in their place; None: none.
-        meta: learns how samples are mixed; None: the batch has its whole plan, if it is mixed.
-    """
-
-    strategy: Strategy
+    strategy: Strategy  # how the model is spread over processes
+    # (inputs, targets, mixing plan) -> summed loss, sums by name; `objective.sums` are the names,
+    # by default SUMS (see objective.py).
     objective: Callable
-    optimizer: torch.optim.Optimizer
-    schedule: Any
-    precision: Precision
-    progress: Progress
-    guard: Guard
-    clip: float | None = None
-    average: Average | None = None
+    optimizer: torch.optim.Optimizer  # honours `found_inf` (see optim/factory.py)
+    schedule: Any  # `apply(optimizer, step)` sets the learning rate
+    precision: Precision  # its loss scaler is used around the backward pass
+    progress: Progress  # counts the steps
+    guard: Guard  # judges whether a step is finite
+    clip: float | None = None  # maximal global L2 norm of the gradient; None: unlimited
+    average: Average | None = None  # of the weights, evaluated in their place; None: none
+    # Learns how samples are mixed; None: the batch has its whole plan, if it is mixed.
     meta: PolicyMixup | SampleMixup | None = None
 
 

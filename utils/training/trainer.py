@@ -31,31 +31,21 @@ from utils.training.times import Clock, PhaseTimes
 
 @dataclass
 class TrainingPlan:
-    """How long a run trains, and what it does when.
+    """How long a run trains, and what it does when."""
 
-    Args:
-        total_steps: optimizer steps of the whole run.
-        limit: the flag that says so.
-        eval_split: the split that is evaluated: "val", which decides the best step, or "test".
-        eval_every: epochs between evaluations; 0: none.
-        eval_on_start: evaluate before the first step, too.
-        log_every: steps between log lines.
-        early_stop_patience: evaluations on "val" without better weights or a lower loss after
-            which training stops; None: never.
-        best_by: what makes weights better: "accuracy" or "loss"; None: accuracy, while the
-            schedule is told the loss.
-        on_nonfinite: "stop" or "skip", when a loss or gradient is not finite.
-    """
-
-    total_steps: int
-    limit: str = "--epochs"
-    eval_split: str = "test"
-    eval_every: int = 1
-    eval_on_start: bool = False
-    log_every: int = 20
+    total_steps: int  # optimizer steps of the whole run
+    limit: str = "--epochs"  # the flag that says so
+    eval_split: str = "test"  # what is evaluated: "val", which decides the best step, or "test"
+    eval_every: int = 1  # epochs between evaluations; 0: none
+    eval_on_start: bool = False  # evaluate before the first step, too
+    log_every: int = 20  # steps between log lines
+    # Evaluations on "val" without better weights or a lower loss after which training stops; None:
+    # never.
     early_stop_patience: int | None = None
+    # What makes weights better: "accuracy" or "loss"; None: accuracy, while the schedule is told
+    # the loss.
     best_by: str | None = None
-    on_nonfinite: str = "stop"
+    on_nonfinite: str = "stop"  # or "skip", when a loss or gradient is not finite
 
 
 class Trainer:

@@ -1,5 +1,5 @@
-"""What happens when a round of local steps ends: the workers become equal. Where a run stands in its
-rounds, in numbers and in words.
+"""What happens when a round of local steps ends, the workers become equal; and where a run stands
+in its rounds.
 
 Each takes the mean of all workers' parameters. With an outer optimizer (DiLoCo) they go on from
 where it steps along the difference that this mean has made in the round.
@@ -215,24 +215,16 @@ def _square(values: Tensor) -> Tensor:
 
 @dataclass
 class Rounds:
-    """Where a run with local steps stands in its rounds.
+    """Where a run with local steps stands in its rounds."""
 
-    Attributes:
-        averagings: so far.
-        sent: by them, in units of what DDP sends in a step: 1 for each, and more if optimizer state
-            is averaged, too.
-        length: H of this round; between two rounds, of the last one; 0: none has begun.
-        end: the step that ends this round; None: the next step begins a round.
-        first_step: of the run with local steps; not 0 if it began with another strategy.
-        equal: all workers have the same parameters.
-    """
-
-    averagings: int = 0
+    averagings: int = 0  # so far
+    # By them, in units of what DDP sends in a step: 1 for each, and more if optimizer state is
+    # averaged, too.
     sent: float = 0.0
-    length: int = 0
-    end: int | None = None
-    first_step: int = 0
-    equal: bool = True
+    length: int = 0  # H of this round; between two rounds, of the last one; 0: none has begun
+    end: int | None = None  # the step that ends this round; None: the next step begins a round
+    first_step: int = 0  # of the run with local steps; not 0 if it began with another strategy
+    equal: bool = True  # all workers have the same parameters
 
     def sent_of_ddp(self, step: int) -> float:
         """What was sent until `step`, relative to DDP in as many steps."""

@@ -49,35 +49,24 @@ MOST = 2.0
 
 @dataclass
 class Worker:
-    """A worker of this process, and what is its own.
+    """A worker of this process, and what is its own."""
 
-    Attributes:
-        number: among all workers of the run, from 0.
-        step: takes its optimizer steps; as a process alone does.
-        tensors: its parameters and buffers by name: the memory that the model uses in its turn.
-        distance: from the mean at the last averaging, squared, relative to the squared norm of the
-            mean; () float64.
-        random: its random states, outside its turn.
-    """
-
-    number: int
-    step: TrainStep
+    number: int  # among all workers of the run, from 0
+    step: TrainStep  # takes its optimizer steps; as a process alone does
+    # Its parameters and buffers by name: the memory that the model uses in its turn.
     tensors: dict[str, Tensor]
+    # From the mean at the last averaging, squared, relative to the squared norm of the mean; ()
+    # float64.
     distance: Tensor
-    random: dict | None = None
+    random: dict | None = None  # its random states, outside its turn
 
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of the workers, by the names of `Worker.tensors`.
+    """The mean of the workers, by the names of `Worker.tensors`."""
 
-    Attributes:
-        model: parameters and buffers.
-        average: the same of the moving average; None: there is none.
-    """
-
-    model: dict[str, Tensor]
-    average: dict[str, Tensor] | None
+    model: dict[str, Tensor]  # parameters and buffers
+    average: dict[str, Tensor] | None  # the same of the moving average; None: there is none
 
     @property
     def evaluated(self) -> dict[str, Tensor]:
