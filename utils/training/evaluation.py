@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from utils.exchange import Exchange
 from utils.machine.backends import search_plans
-from utils.training.objective import SUMS, Precision, classification_sums, stacked
+from utils.training.objective import SUMS, Precision, classification_sums, figures, stacked
 
 
 @dataclass(frozen=True)
@@ -90,15 +90,14 @@ def evaluate(
         model.train(training)
     values = exchange.sum(sums).tolist()
     plain, flipped = (dict(zip(SUMS, row, strict=True)) for row in values)
-    samples = plain["samples"]
-    counts = exchange.sum(counts) if classes else counts
-    matrix = counts.reshape(classes, classes).cpu().numpy() if classes else None
-    loss, accuracy = plain["loss"] / samples, 100 * plain["correct"] / samples
-    result = Evaluation(loss, accuracy, int(samples), matrix)
+    confusion = None
+    if classes:
+        confusion = exchange.sum(counts).reshape(classes, classes).cpu().numpy()
+    result = Evaluation(**figures(plain), samples=int(plain["samples"]), confusion=confusion)
     if not flip:
         return result
-    loss, accuracy = flipped["loss"] / samples, 100 * flipped["correct"] / samples
-    return replace(result, flip_loss=loss, flip_accuracy=accuracy)
+    mean = figures(flipped)
+    return replace(result, flip_loss=mean["loss"], flip_accuracy=mean["accuracy"])
 
 
 def mean_log_probabilities(logits: Tensor, others: Tensor) -> Tensor:

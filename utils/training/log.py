@@ -7,6 +7,7 @@ from utils.reporting.console import Console, duration, epoch_text
 from utils.reporting.metrics import MetricsLog, NoMetrics
 from utils.training.evaluation import Evaluation
 from utils.training.hardware import Hardware, hardware_text
+from utils.training.objective import figures
 
 # A phase that takes at least this fraction of an epoch's time gets a line of advice.
 NOTABLE = {
@@ -89,26 +90,6 @@ class TrainingLog:
     def unfrozen(self, step: int, epoch: int) -> None:
         self.metrics.write(step=step, epoch=float(epoch), split="event", event="unfrozen")
         self.console.say(f"after {counted(epoch, 'epoch')}: from here on all layers train")
-
-
-def figures(sums: Mapping[str, float]) -> dict:
-    """Means from an objective's sums by name (see objective.py); accuracies in per cent.
-
-    With SUMS alone they are `loss` and `accuracy`. With MIXED_SUMS the accuracy is weighted by
-    lambda and called `accuracy_weighted`. `lambda` is there where samples were mixed: the mean of
-    the larger of lambda and 1 - lambda. `accuracy_clean` is there where unmixed samples were
-    evaluated.
-    """
-    mixed = "mixed" in sums
-    accuracy, samples = "accuracy_weighted" if mixed else "accuracy", sums["samples"]
-    if not samples:
-        return {"loss": float("nan"), accuracy: float("nan")}
-    result = {"loss": sums["loss"] / samples, accuracy: 100 * sums["correct"] / samples}
-    if mixed and sums["mixed"]:
-        result["lambda"] = sums["larger_lambda"] / sums["mixed"]
-    if mixed and sums["clean_samples"]:
-        result["accuracy_clean"] = 100 * sums["clean_correct"] / sums["clean_samples"]
-    return result
 
 
 def _train_text(mean: dict) -> str:

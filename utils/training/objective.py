@@ -211,6 +211,26 @@ def mixed_sums(logits: Tensor, targets: Tensor, mix_plan) -> dict[str, Tensor]:
     }
 
 
+def figures(sums: Mapping[str, float]) -> dict:
+    """Means from an objective's sums by name; accuracies in per cent.
+
+    With SUMS alone they are `loss` and `accuracy`. With MIXED_SUMS the accuracy is weighted by
+    lambda and called `accuracy_weighted`. `lambda` is there where samples were mixed: the mean of
+    the larger of lambda and 1 - lambda. `accuracy_clean` is there where unmixed samples were
+    evaluated.
+    """
+    mixed = "mixed" in sums
+    accuracy, samples = "accuracy_weighted" if mixed else "accuracy", sums["samples"]
+    if not samples:
+        return {"loss": float("nan"), accuracy: float("nan")}
+    result = {"loss": sums["loss"] / samples, accuracy: 100 * sums["correct"] / samples}
+    if mixed and sums["mixed"]:
+        result["lambda"] = sums["larger_lambda"] / sums["mixed"]
+    if mixed and sums["clean_samples"]:
+        result["accuracy_clean"] = 100 * sums["clean_correct"] / sums["clean_samples"]
+    return result
+
+
 def in_float32(tensor: Tensor) -> Tensor:
     """Half precision in float32; anything else as it is."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

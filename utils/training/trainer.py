@@ -5,7 +5,7 @@ before a checkpoint (`_read_sums`), in every evaluation, and up to 8 times in a 
 auto` (`control_mixing`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,13 +17,13 @@ from utils.data.loader import Loader
 from utils.errors import UserError
 from utils.launch.signals import AgreedSignal, StoppedBySignal
 from utils.machine.backends import search_plans
-from utils.machine.free_cores import FreeCores
 from utils.plural import counted
 from utils.training.controls import Freeze, MixingControl
 from utils.training.evaluation import Evaluation
 from utils.training.guard import OnNonFinite
-from utils.training.log import TrainingLog, figures
+from utils.training.log import TrainingLog
 from utils.training.memory import peak_memory, within_memory
+from utils.training.objective import figures
 from utils.training.progress import Progress
 from utils.training.steps import Steps
 from utils.training.times import Clock, PhaseTimes
@@ -114,15 +114,10 @@ class Trainer:
 
     # ---- the loop ---------------------------------------------------------------------------
 
-    def fit(self, profiler=None, free_cores: FreeCores | None = None) -> Progress:
-        """Trains to the end. Raises StoppedBySignal on a signal, UserError when it cannot go on.
-
-        Args:
-            profiler: its `step()` is called after every optimizer step; None: no profiling.
-            free_cores: its `look()`, called after every optimizer step, adjusts the number of
-                threads; None: that is fixed.
-        """
-        return self.within_memory(lambda: self._fit(profiler, free_cores))
+    def fit(self, after_step: Sequence[Callable[[], None]] = ()) -> Progress:
+        """Trains to the end; calls `after_step` after every optimizer step. Raises StoppedBySignal
+        on a signal, UserError when it cannot go on."""
+        return self.within_memory(lambda: self._fit(after_step))
 
     def within_memory(self, work: Callable, save: bool = True):
         """`within_memory` of memory.py. `save`: the last complete step is then saved, too."""
@@ -134,7 +129,7 @@ class Trainer:
             save=self._save_last_step if save else lambda: "",
         )
 
-    def _fit(self, profiler, free_cores: FreeCores | None) -> Progress:
+    def _fit(self, after_step: Sequence[Callable[[], None]]) -> Progress:
         progress, console, total_steps = self.progress, self.log.console, self.plan.total_steps
         self.agreed_signal.signals.defer()
         self.steps.start()
@@ -150,7 +145,7 @@ class Trainer:
                 progress.step < total_steps or self._end_is_due()
             ):
                 if not self._end_is_due():  # due at once where a run was stopped in an evaluation
-                    self.train_to_epoch_end(profiler, free_cores)
+                    self.train_to_epoch_end(after_step)
                 self._end_epoch()
                 if self.agreed_signal.signum is not None and progress.step < total_steps:
                     self._stop()
@@ -194,7 +189,7 @@ class Trainer:
         if self.freeze is not None:
             self.freeze.apply(epoch)
 
-    def train_to_epoch_end(self, profiler=None, free_cores: FreeCores | None = None) -> None:
+    def train_to_epoch_end(self, after_step: Sequence[Callable[[], None]] = ()) -> None:
         progress, clock, times = self.progress, self.clock, self.times
         plan, steps_per_epoch = self.plan, self.loader.steps_per_epoch
         epoch, start_step = divmod(progress.step, steps_per_epoch)
@@ -221,11 +216,9 @@ class Trainer:
                 self._show(self._read_sums())
             if self.mixing_control is not None:
                 self.control_mixing(epoch)
-            if profiler is not None:
-                profiler.step()
-                times.mark("other")  # the profiler may have written its trace
-            if free_cores is not None:
-                free_cores.look()
+            for call in after_step:
+                call()
+                times.mark("other")  # a profiler may have written its trace
             if progress.step % plan.log_every == 0:
                 self._log_window()
             if progress.step % steps_per_epoch == 0 or progress.step >= plan.total_steps:
