@@ -37,12 +37,8 @@ from utils.exchange import Exchange
 from utils.files import file_sum, reason, sums_text, sync_folder, write_files, write_synced
 from utils.reporting.metrics import to_json
 
-MODEL, OPTIMIZER, STATE, SUMS = (
-    "model.safetensors",
-    "optimizer.safetensors",
-    "state.json",
-    "SHA256SUMS",
-)
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+STATE, SUMS = "state.json", "SHA256SUMS"
 # The key in state.json of `Checkpoint.run_info`. These are not the run's settings, which are in
 # config.yaml; the key stays so that old checkpoints can be read, and new ones by older versions.
 RUN_INFO = "settings"

@@ -104,9 +104,9 @@ class Guard:
 
     @staticmethod
     def tell_scaler(scaler: torch.amp.GradScaler, optimizer, norm: Tensor) -> None:
-        """Makes the loss scaler lower its scale on all ranks or on none: by `norm`, which they
-        share. It has looked at the gradients that this rank holds, with FSDP only some rows.
-        To be called between its `unscale_` and its `update`."""
+        """GradScaler saw only this rank's gradients, with FSDP only some rows: replaces its verdict
+        by that of `norm`, which all ranks share, so that all lower the scale or none. To be called
+        between its `unscale_` and its `update`."""
         if not scaler.is_enabled():
             return
         for found_inf in scaler._found_inf_per_device(optimizer).values():
