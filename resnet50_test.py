@@ -9,7 +9,7 @@ python resnet50_test.py --resume runs/my_run --predict new_pictures
 
 from dataclasses import dataclass
 
-from utils.entry import end_process, run_model
+from utils.entry import Entry, end_process
 from utils.errors import UserError
 from utils.setting import setting
 from utils.settings import ImageSettings
@@ -23,6 +23,7 @@ class Settings(ImageSettings):
     """The settings of this entry: those of every run on pictures, and those of a ResNet."""
 
     entry = "resnet50_test.py"
+    of_backbone = ("drop_path",)
 
     depth: int = setting(
         50,
@@ -60,11 +61,6 @@ class Settings(ImageSettings):
     def published_weights(self) -> tuple[str, str] | None:  # type: ignore[override]  # only read
         return ("torchvision", f"resnet{self.depth}") if self.width == 64 else None
 
-    def ineffective(self):
-        yield from super().ineffective()
-        if self.trains_head_alone:
-            yield "drop_path", "the head alone is trained", "freeze_backbone"
-
 
 def build_model(settings: Settings, card):
     """The ResNet for the pictures and classes of `card` (a ModelCard), on the CPU."""
@@ -97,9 +93,7 @@ def model_name(settings: Settings) -> str:
     return f"resnet{settings.depth}{width}"
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_model(Settings, build_model, model_name, __doc__.splitlines()[0], argv)
-
+main = Entry(Settings, build_model, model_name, __doc__).main
 
 if __name__ == "__main__":
     end_process(main())

@@ -9,7 +9,7 @@ python transformer_test.py --resume runs/my_run --predict new_texts.csv
 
 from dataclasses import dataclass
 
-from utils.entry import end_process, run_model
+from utils.entry import Entry, end_process
 from utils.errors import UserError
 from utils.setting import setting
 from utils.settings import TextSettings
@@ -22,6 +22,7 @@ class Settings(TextSettings):
     """The settings of this entry: those of every run on texts, and those of a Transformer."""
 
     entry = "transformer_test.py"
+    of_backbone = ("dropout", "attention_dropout", "token_dropout")
 
     layers: int = setting(6, "Layers of the encoder", group=MODEL, low=1)
     dim: int = setting(
@@ -50,12 +51,6 @@ class Settings(TextSettings):
         "cls", "What the classifier reads: the first token of a text, or the mean of all",
         group=MODEL, choices=("cls", "mean"),
     )  # fmt: skip
-
-    def ineffective(self):
-        yield from super().ineffective()
-        if self.trains_head_alone:
-            for name in ("dropout", "attention_dropout", "token_dropout"):
-                yield name, "the head alone is trained", "freeze_backbone"
 
     def validate(self):
         super().validate()
@@ -93,9 +88,7 @@ def model_name(settings: Settings) -> str:
     return f"transformer{settings.layers}x{settings.dim}"
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_model(Settings, build_model, model_name, __doc__.splitlines()[0], argv)
-
+main = Entry(Settings, build_model, model_name, __doc__).main
 
 if __name__ == "__main__":
     end_process(main())

@@ -11,7 +11,7 @@ python vit_test.py --resume
 import sys
 from dataclasses import dataclass
 
-from utils.entry import end_process, print_lines, run_model
+from utils.entry import Entry, end_process, print_lines
 from utils.errors import UserError
 from utils.setting import setting
 from utils.settings import ImageSettings, changed
@@ -30,6 +30,7 @@ class Settings(ImageSettings):
 
     entry = "vit_test.py"
     published_for = "the models of --model list"
+    of_backbone = ARGUMENTS
 
     epochs: int = changed(ImageSettings, "epochs", 100)
     optimizer: str = changed(ImageSettings, "optimizer", "adamw")
@@ -103,13 +104,9 @@ class Settings(ImageSettings):
         yield from super().ineffective()
         if self.model != OWN:
             reason = f"--model {self.model} has its own sizes; see --model_kwargs"
-            yield from ((name, reason, "model") for name in SIZES)
+            yield SIZES, reason, "model"
         if ":" in self.model:
-            for name in ARGUMENTS:
-                yield name, "a class of your own takes --model_kwargs", "model"
-        if self.trains_head_alone:
-            for name in ARGUMENTS:
-                yield name, "the head alone is trained", "freeze_backbone"
+            yield ARGUMENTS, "a class of your own takes --model_kwargs", "model"
 
     def validate(self):
         if self.warmup_epochs is None:
@@ -188,14 +185,16 @@ def _names(words: list[str]) -> list[str]:
     return timm_names(*[word for word in words if not word.startswith("-")])
 
 
+ENTRY = Entry(Settings, build_model, model_name, __doc__, check_model)
+
+
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["--model=list"]:
         argv = ["--model", "list", *argv[1:]]
     if "list" in argv and argv[argv.index("list") - 1] == "--model":
         return print_lines(lambda: _names(argv[argv.index("list") + 1 :][:1]))
-    description = __doc__.splitlines()[0]
-    return run_model(Settings, build_model, model_name, description, argv, check_model)
+    return ENTRY.main(argv)
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ from torchvision.transforms import InterpolationMode, v2
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.common import parser, ratios, report, side_by_side
-from utils.augment.auto_augment import Operations
-from utils.augment.chain import Later
-from utils.augment.decoded_crop import DecodedCrop
+from utils.augment.chain import Chain
 from utils.augment.named_policies import parse_policy
+from utils.augment.policies import Operations
+from utils.augment.resized_crop import DecodedCrop
 
 
 def pictures(count: int, side: int) -> np.ndarray:
@@ -44,9 +44,9 @@ def cases(side: int) -> dict:
     operations = v2.RandAugment(2, 9, interpolation=InterpolationMode.BILINEAR)
     ours = DecodedCrop(), Operations([parse_policy("ra").make(side, side)])
     return {
-        "resized crop": (crop_and_flip, Later(ours[0])),
-        "RandAugment": (operations, Later(ours[1])),
-        "both": (v2.Compose([crop_and_flip, operations]), Later(*ours)),
+        "resized crop": (crop_and_flip, Chain(ours[0])),
+        "RandAugment": (operations, Chain(ours[1])),
+        "both": (v2.Compose([crop_and_flip, operations]), Chain(*ours)),
     }
 
 

@@ -13,9 +13,10 @@ from benchmarks.made_up import CPU, MEAN, STD
 from benchmarks.pillow_reader import PillowReader
 from utils.augment.resized_crop import ResizedCrop
 from utils.data.images.dali import DaliReader
+from utils.data.images.image_data import ImageData, PictureRequest
 from utils.data.images.loader import EncodedLoader
 from utils.data.images.records import RecordReader
-from utils.data.images.sources import ImageData, load_image_data
+from utils.data.images.sources import load_image_data
 from utils.data.workers import WorkerPool
 
 SIDE, BATCH, CLASSES = 224, 64, 2
@@ -56,10 +57,10 @@ def write_tree(root: Path, count: int, different: int | None = None) -> None:
 
 
 def load(tree: Path) -> ImageData:
+    cache = tree.parent / "cache"
     return load_image_data(
-        "imagefolder", data_dir=tree, cache_dir=tree.parent / "cache", image_size=SIDE,
-        decode="always",
-    )  # fmt: skip
+        "imagefolder", PictureRequest(tree, cache, image_size=SIDE, decode="always")
+    )
 
 
 def our_pool(workers: int) -> WorkerPool | None:

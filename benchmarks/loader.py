@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.common import parser, ratios, report, side_by_side
 from benchmarks.made_up import CPU, MEAN, STD, pictures
 from utils.augment.crop_flip import CropFlip
+from utils.data.images.image_data import PictureRequest
 from utils.data.images.loader import ImageLoader
 from utils.data.images.sources import load_image_data
 from utils.data.workers import WorkerPool
@@ -122,9 +123,8 @@ def from_files(count: int, repetitions: int) -> dict:
         tree = Path(folder) / "pictures"
         _write_tree(tree, count)
         started = time.perf_counter()
-        data = load_image_data(
-            "imagefolder", data_dir=tree, cache_dir=Path(folder) / "cache", image_size=SIDE
-        )
+        request = PictureRequest(tree, Path(folder) / "cache", image_size=SIDE)
+        data = load_image_data("imagefolder", request)
         decoding = time.perf_counter() - started
         assert len(data.train) == count and isinstance(data.train.images, np.memmap)
         normalised = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]

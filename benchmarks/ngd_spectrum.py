@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from utils.data.images.image_data import PictureRequest
 from utils.data.images.loader import ImageLoader
 from utils.data.images.shapes import load_shapes
 from utils.models.resnet import ResNet
@@ -54,7 +55,7 @@ def main() -> None:
     flags.add_argument("--steps", type=int, default=200, help="of training (default: 200)")
     options = flags.parse_args()
     torch.manual_seed(0)
-    data = load_shapes()
+    data = load_shapes(PictureRequest(Path(), Path()))
     loader = ImageLoader(
         data.train.images, data.train.labels, mean=data.mean, std=data.std, batch_size=64,
         device=torch.device("cpu"), shuffle=True,

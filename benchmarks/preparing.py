@@ -11,7 +11,6 @@ checksums of TFRecords and unpacks Parquet files. Indexing decodes 4,096 picture
 and standard deviation.
 """
 
-import functools
 import json
 import statistics
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.common import in_words, machine, parser
 from benchmarks.encoded import SIDE, write_tree
+from utils.data.images.image_data import PictureRequest
 from utils.data.images.pack import pack
 from utils.data.images.sources import load_image_data
 
@@ -62,17 +62,17 @@ def main() -> None:
 
         for _ in range(options.repetitions):
             with tempfile.TemporaryDirectory(dir=place) as fresh:
-                load = functools.partial(
-                    load_image_data, cache_dir=Path(fresh) / "cache", image_size=SIDE,
-                    workers=options.workers, progress=False,
-                )  # fmt: skip
-                timed("index of files", load, "imagefolder", data_dir=tree, decode="always")
-                timed("decoded once", load, "imagefolder", data_dir=tree, decode="once")
-                for kind in ("tar", "tfrecord"):
-                    out = Path(fresh) / kind
-                    timed(f"packing to {kind}", pack, tree, out, kind, SHARD_BYTES, progress=False)
-                    timed(f"index of {kind}", load, kind, data_dir=out, decode="always")
-                timed("index of parquet", load, "parquet", data_dir=parquet, decode="always")
+                out, cache = Path(fresh) / "tar", Path(fresh) / "cache"
+
+                def load(kind: str, folder: Path, cache=cache, **settings) -> None:
+                    settings |= {"workers": options.workers, "progress": False}
+                    load_image_data(kind, PictureRequest(folder, cache, SIDE, **settings))
+
+                timed("index of files", load, "imagefolder", tree, decode="always")
+                timed("decoded once", load, "imagefolder", tree, decode="once")
+                timed("packing to tar", pack, tree, out, SHARD_BYTES, progress=False)
+                timed("index of tar", load, "tar", out, decode="always")
+                timed("index of parquet", load, "parquet", parquet, decode="always")
     for name, times in seconds.items():
         print(f"{name}: {statistics.median(times):.1f} s")
     print(f"{options.pictures:,} pictures")

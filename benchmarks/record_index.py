@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Indexing: seconds until encoded pictures are ready, at the first start, at later ones, and when
-one of their files has changed.
+"""Indexing: seconds until encoded pictures are ready, at the first start and at later ones.
 
     python benchmarks/record_index.py
     python benchmarks/record_index.py --records 1000000 --kinds tar --workers 8
@@ -10,9 +9,9 @@ cache. The times are those of `load_image_data` with --decode always, so they in
 files, the mean and standard deviation of 4,096 pictures, and unpacking Parquet files.
 """
 
+import contextlib
 import io
 import json
-import os
 import shutil
 import statistics
 import sys
@@ -26,9 +25,9 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.common import in_words, machine, parser
+from utils.data.images.image_data import PictureRequest
 from utils.data.images.sources import load_image_data
 from utils.data.images.tar import add_sample
-from utils.data.images.tfrecord import example, framed
 
 KINDS = ("imagefolder", "csv", "tar", "tfrecord", "parquet")
 SHARDS, CLASSES, DIFFERENT = 10, 100, 1000
@@ -62,19 +61,17 @@ def write(kind: str, folder: Path, split: str, samples: list[tuple[bytes, int]])
                 for i, (picture, label) in enumerate(part):
                     add_sample(archive, i, "jpg", picture, label)
         elif kind == "tfrecord":
-            path.write_bytes(b"".join(framed(example(*sample)) for sample in part))
+            from tfrecord import TFRecordWriter
+
+            with contextlib.closing(TFRecordWriter(str(path))) as writer:
+                for picture, label in part:
+                    features = {"encoded": (picture, "byte"), "class/label": (label, "int")}
+                    writer.write({f"image/{name}": value for name, value in features.items()})
         else:
             from pyarrow import parquet, table
 
             images, labels = zip(*part, strict=True)
             parquet.write_table(table({"image": images, "label": labels}), path, row_group_size=100)
-
-
-def changed(folder: Path) -> None:
-    """One file with training pictures seems to have changed."""
-    path = next(path for path in sorted(folder.rglob("train*/*/*.jpg")) or folder.glob("train-*"))
-    now = time.time_ns()
-    os.utime(path, ns=(now, now))
 
 
 def main() -> None:
@@ -94,19 +91,17 @@ def main() -> None:
 
             def seconds(kind=kind, folder=folder, cache=cache) -> float:
                 started = time.perf_counter()
-                load_image_data(
-                    kind, data_dir=folder, cache_dir=cache, image_size=32, decode="always",
-                    workers=options.workers, progress=False,
-                )  # fmt: skip
+                request = PictureRequest(
+                    folder, cache, 32, decode="always", workers=options.workers, progress=False
+                )
+                load_image_data(kind, request)
                 return time.perf_counter() - started
 
-            times = {"first start": [], "later": [], "a file has changed": []}
+            times = {"first start": [], "later": []}
             for _ in range(options.repetitions):
                 shutil.rmtree(cache, ignore_errors=True)
                 times["first start"].append(seconds())
                 times["later"].append(seconds())
-                changed(folder)
-                times["a file has changed"].append(seconds())
             found[kind] = times
             medians = [f"{name} {statistics.median(times[name]):.2f} s" for name in times]
             print(f"{kind}, {options.records:,} records: {', '.join(medians)}", flush=True)

@@ -25,6 +25,7 @@ from benchmarks.compare import compare
 from benchmarks.contenders import Way, compiled_ways, our_ways, usual_ways
 from benchmarks.speed_page import draw, tables
 from benchmarks.time_to_accuracy import race
+from utils.data.images.image_data import PictureRequest
 from utils.data.images.sources import load_image_data
 from utils.errors import UserError
 from utils.files import replace_file
@@ -130,9 +131,10 @@ def set_up(options) -> None:
 
 def raced(options, sizes: Sizes, seconds: float, folder: Path) -> dict:
     data = partial(
-        load_image_data, "imagefolder", data_dir=options.data_dir, cache_dir=options.cache_dir,
-        image_size=32,
-    )  # fmt: skip
+        load_image_data,
+        "imagefolder",
+        PictureRequest(options.data_dir, options.cache_dir, image_size=32),
+    )
     print("time to an accuracy, real pictures", flush=True)
     device, workers = options.torch_device, options.workers
     return race(data, sizes.race, device, sizes.precision, workers, folder, seconds)

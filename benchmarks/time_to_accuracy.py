@@ -19,8 +19,8 @@ from benchmarks.child import Child
 from benchmarks.contenders import Rule, Usual, Way, usual_loader, usual_pictures, without_end
 from benchmarks.loop import make_trainer
 from utils.augment.crop_flip import CropFlip
+from utils.data.images.image_data import ImageData
 from utils.data.images.loader import ImageLoader
-from utils.data.images.sources import ImageData
 from utils.data.splits import stratified_subset
 from utils.entry import environment_of_entries
 from utils.launch.signals import Signals

@@ -107,11 +107,12 @@ def train_plainly(options, seed: int) -> dict:
     from benchmarks.contenders import Way
     from benchmarks.speed import default_workers
     from benchmarks.time_to_accuracy import Race, Racer
+    from utils.data.images.image_data import PictureRequest
     from utils.data.images.sources import load_image_data
 
     load = partial(
         load_image_data, "shapes" if options.data_dir is None else "imagefolder",
-        data_dir=options.data_dir or Path("data"), cache_dir=options.cache_dir, image_size=32,
+        PictureRequest(options.data_dir or Path("data"), options.cache_dir, image_size=32),
     )  # fmt: skip
     plan = Race(
         options.depth, options.width, options.batch, options.epochs, options.samples, options.lr,

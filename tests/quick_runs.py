@@ -18,7 +18,7 @@ def quick(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(data, "TRAIN_PER_CLASS", 600 // classes)
         patch.setattr(data, "TEST_PER_CLASS", 100 // classes)
     patch.setattr(
-        "utils.runs.summary.draw_curves", lambda records, path, title: path.write_bytes(b"")
+        "utils.runs.report.draw_curves", lambda records, path, title: path.write_bytes(b"")
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import dataclass
 
 import pytest
 from PIL import Image
@@ -10,10 +11,16 @@ from quick_runs import handlers_put_back, quick
 import transformer_test
 from tests import third_entry
 from tuning import entry as tuning_entry
-from utils.entry import lost_peer_line, print_lines, run_entry
+from utils.entry import Entry, lost_peer_line, print_lines, run_entry
 from utils.launch import launcher
+from utils.settings import TrainSettings
 
 FLAGS = "--dataset shapes -b 50 --device cpu --log_every 4 --fused none --lr 0.01"
+
+
+@dataclass
+class NoKind(TrainSettings):
+    entry = "no_kind.py"
 
 
 @pytest.fixture
@@ -53,6 +60,27 @@ def test_a_third_entry_trains_resumes_and_is_used(run, tmp_path, capsys):
     assert (
         "no weights are published for perceptron8; give a run or a file" in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"build_model": lambda settings: None}, r"build_model .* with \(settings, card\)"),
+        ({"model_name": lambda: "name"}, r"model_name .* with \(settings\)"),
+        ({"settings": type("Settings", (third_entry.Settings,), {})}, "@dataclass .* `entry`"),
+        ({"settings": NoKind}, "ImageSettings or TextSettings"),
+    ],
+)
+def test_what_an_entry_lacks_is_said_when_it_is_imported(changed, said):
+    whole = {
+        "settings": third_entry.Settings,
+        "build_model": third_entry.build_model,
+        "model_name": third_entry.model_name,
+        "text": third_entry.__doc__,
+    }
+    Entry(**whole)
+    with pytest.raises(TypeError, match=said):
+        Entry(**whole | changed)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from utils.entry import end_process, run_model
+from utils.entry import Entry, end_process
 from utils.setting import setting
 from utils.settings import ImageSettings
 
@@ -25,9 +25,7 @@ def model_name(settings: Settings) -> str:
     return f"perceptron{settings.hidden}"
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_model(Settings, build_model, model_name, __doc__, argv)
-
+main = Entry(Settings, build_model, model_name, __doc__).main
 
 if __name__ == "__main__":
     end_process(main())

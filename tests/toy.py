@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from utils.augment.crop_flip import CropFlip
 from utils.checkpoints.checkpoint import Checkpoints
 from utils.checkpoints.saver import Saver
-from utils.data.hold_out import HoldOut
 from utils.data.images.loader import ImageLoader
+from utils.data.loader import HoldOut
 from utils.distributed.strategies.base import build_strategy
 from utils.engines.choose import choose_engine
 from utils.engines.engine import RunFacts

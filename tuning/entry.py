@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tuning.flags import TuningFlags, for_trials, listed
-from utils.errors import UserError
-from utils.files import denial
+from utils.errors import UserError, one_line
 from utils.launch.signals import Signals, StoppedBySignal
-from utils.machine.packages import not_installed
+from utils.machine.packages import mendable
 from utils.settings.command_line import read_command_line
 from utils.settings.config import fields, parse
 
@@ -67,11 +66,9 @@ def search(target: Target, argv: list[str], program: str = "%(prog)s") -> int:
 
         Search(target, settings, origin, signals).run()
     except (UserError, OSError, ModuleNotFoundError) as error:
-        told = denial(error) if isinstance(error, OSError) else not_installed(error)
-        told = error if isinstance(error, UserError) else told
-        if told is None:
+        if (told := mendable(error)) is None:
             raise
-        print(f"error: {' '.join(str(told).split())}", file=sys.stderr)
+        print(f"error: {one_line(told)}", file=sys.stderr)
         return 2
     except StoppedBySignal as stopped:
         print(stopped.line, file=sys.stderr)

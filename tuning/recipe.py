@@ -145,7 +145,7 @@ class Recipe:
         """Without settings that have no effect with a trial's values; UserError for
         contradictions."""
         made = effective(self.config_class, settings)
-        idle = {name for name, _, _ in made.ineffective()}
+        idle = made.without_effect()
         made.validate()
         return {name: value for name, value in settings.items() if name not in idle}
 

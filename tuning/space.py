@@ -145,7 +145,7 @@ class Space:
             if getattr(settings, name) not in wanted:
                 return False
         setattr(settings, parameter.name, value)
-        return parameter.name not in {name for name, _, _ in settings.ineffective()}
+        return parameter.name not in settings.without_effect()
 
 
 def shown(value) -> str:

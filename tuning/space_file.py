@@ -100,8 +100,9 @@ def load_space(
         notes.append(note)
     for name in wanted or ():
         if name not in tuned:
-            why = {n: r for n, r, _ in effective(config_class, raw).ineffective()}
-            raise UserError(f"--params {name}: {why.get(name, 'its `when` does not hold')}")
+            idle = effective(config_class, raw).without_effect()
+            why, _ = idle.get(name, ("its `when` does not hold", ""))
+            raise UserError(f"--params {name}: {why}")
     if not tuned:
         raise UserError(f"{path}: nothing is left to tune: {'; '.join(notes) or 'it is empty'}")
     return space, raw, notes

@@ -3,17 +3,18 @@
 import atexit
 import contextlib
 import functools
+import inspect
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from utils.errors import UnknownFlag, UserError
-from utils.files import denial
+from utils.errors import UserError, one_line
 from utils.launch.environment import (
     LAUNCH_RUN,
     LaunchedAs,
@@ -27,10 +28,11 @@ from utils.launch.environment import (
     take_launch_flags,
 )
 from utils.launch.signals import Signals, StoppedBySignal
-from utils.machine.packages import not_installed
+from utils.machine.packages import mendable
 from utils.runs.run import Run
+from utils.settings import TrainSettings
 from utils.settings.config import fields, parse
-from utils.settings.owners import with_owners
+from utils.tasks.kinds import KINDS, kind_of
 
 # PyTorch is imported inside the functions that need it: --help and wrong flags answer at once.
 
@@ -80,19 +82,16 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
         if draws and find_spec("matplotlib") is None:  # else it is missed only at the end
             raise ModuleNotFoundError(name="matplotlib")
         return act(settings, origin, signals) or 0
-    except UnknownFlag as error:
-        return _refuse(with_owners(error))
-    except UserError as error:
-        return _refuse(error)
     except StoppedBySignal as stopped:
         if place is None or place.rank == 0:
             with contextlib.suppress(OSError):  # a terminal that is closed
                 print(stopped.line, file=sys.stderr, flush=True)
         return stopped.exit_code
     except Exception as error:
-        told = denial(error) if isinstance(error, OSError) else not_installed(error)
-        if told is not None:
-            return _refuse(told)
+        if (told := mendable(error)) is not None:
+            if note_exit_code(2):  # one of the launched processes says it
+                print(f"error: {one_line(told)}", file=sys.stderr)
+            return 2
         if place is None:
             raise
         from utils.distributed.group import is_lost_peer
@@ -114,51 +113,65 @@ def lost_peer_line(rank: int, error: Exception) -> str:
     return f"rank {rank}: another process of this run is gone, or cannot be reached: {cause}"
 
 
-def _refuse(error: UserError) -> int:
-    if note_exit_code(2):  # one of the launched processes says it
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return 2
-
-
-def run_model(
-    config_class,
-    build_model: Callable,
-    model_name: Callable,
-    description: str,
-    argv: list[str] | None = None,
-    check_model: Callable = lambda settings: None,
-) -> int:
-    """Runs the entry script of a model: does what its settings ask for; returns its exit code.
+@dataclass(frozen=True)
+class Entry:
+    """What an entry script gives. It is checked here, when the script is imported.
 
     Args:
-        config_class: settings of the model; their base class, ImageSettings or TextSettings, says
-            which kind of task it is for.
+        settings: a dataclass; its base class, ImageSettings or TextSettings, says for which kind of
+            task the model is, and its `entry` is the script's name.
         build_model: (settings, card) -> the model, on the CPU.
         model_name: (settings) -> its name, for messages, the run's folder and the summary.
+        text: the script's docstring, whose first line --help shows.
         check_model: (settings) -> None; raises UserError for mistakes that can be found before the
             data are loaded, which may take long.
+
+    Raises:
+        TypeError: something is missing.
     """
 
-    def act(settings, origin: dict, signals: Signals) -> int | None:
+    settings: type[TrainSettings]
+    build_model: Callable
+    model_name: Callable
+    text: str
+    check_model: Callable = lambda settings: None
+
+    def __post_init__(self) -> None:
+        for name, words in (("build_model", 2), ("model_name", 1), ("check_model", 1)):
+            if len(inspect.signature(getattr(self, name)).parameters) != words:
+                given = "(settings, card)" if words == 2 else "(settings)"
+                raise TypeError(f"{name} of an entry is called with {given}")
+        own = vars(self.settings)
+        if "__dataclass_fields__" not in own or not str(own.get("entry")).endswith(".py"):
+            raise TypeError(
+                "settings of an entry are a @dataclass with the script's name as `entry`"
+            )
+        if getattr(self.settings, "task", None) not in KINDS:
+            raise TypeError("settings of an entry derive from ImageSettings or TextSettings")
+
+    def main(self, argv: list[str] | None = None) -> int:
+        """Does what the command line asks for; returns the exit code."""
+        return run_entry(self.settings, self._act, self.text.splitlines()[0], argv)
+
+    def _act(self, settings, origin: dict, signals: Signals) -> int | None:
         if settings.check:
             with signals.held():  # imports PyTorch, see Run
                 from utils.check.run_check import run_check
             return run_check(settings, origin, signals)
-        name = model_name(settings)
+        name = self.model_name(settings)
         with Run(settings, origin, signals, name, settings.dataset) as run:
             from utils.runs.resume import load_checkpoint
-            from utils.tasks.kinds import kind_of
 
-            kind = kind_of(settings)(settings, build_model, name)
+            kind = kind_of(settings)(settings, self.build_model, name)
             kind.set_environment()
-            check_model(settings)
+            self.check_model(settings)
             checkpoint = load_checkpoint(run)
             if settings.action.trains:
                 from utils.runs.train import train
 
                 train(run, kind, checkpoint)
             elif settings.action.needs_data:
-                from utils.inference.evaluate import evaluate_only
+                from utils.inference.use_model import evaluate_only
 
                 evaluate_only(run, kind, checkpoint)
             else:
@@ -167,15 +180,13 @@ def run_model(
                 use_model(run, kind, checkpoint)
         return None
 
-    return run_entry(config_class, act, description, argv)
-
 
 def print_lines(lines: Callable[[], list[str]]) -> int:
     """Prints what `lines()` returns; returns the exit code: 2 for what the user can mend."""
     try:
         print("\n".join(lines()), flush=True)
     except (UserError, ModuleNotFoundError) as error:
-        print(f"error: {not_installed(error) or error}", file=sys.stderr)
+        print(f"error: {mendable(error) or error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader, such as `head`, wants no more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
@@ -222,3 +233,10 @@ def _as_launched(argv: list[str], place: LaunchedAs | None) -> list[str]:
     if run is not None and (Path(run) / "config.yaml").is_file():
         argv = [*argv, "--resume", run]  # the last --resume counts
     return argv
+
+
+def _is_launched() -> bool:
+    try:
+        return launched() is not None
+    except UserError:
+        return False

@@ -37,14 +37,13 @@ class Faults:
             raise UserError(f"{len(self.errors):,} faults: {'; '.join(told + more)}")
 
 
-class UnknownFlag(UserError):
-    """An entry does not have the flag.
+def one_line(error: object, most: int | None = None) -> str:
+    """The text of an error in one line, of at most `most` characters; its class if it has none."""
+    text, kind = " ".join(str(error).split())[:most], type(error).__name__
+    return f"{kind}: {text}" if isinstance(error, KeyError) else text or kind
 
-    Args:
-        flag: as it was typed.
-        hint: how the text goes on.
-    """
 
-    def __init__(self, flag: str, hint: str = ""):
-        super().__init__(f"unknown flag {flag}{hint or '; see --help'}")
-        self.flag = flag
+def network_cause(error: BaseException) -> str:
+    """What lies behind an error of urllib, such as "Network is unreachable", in one line."""
+    cause = getattr(error, "reason", error)
+    return one_line(getattr(cause, "strerror", None) or cause)

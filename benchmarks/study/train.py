@@ -16,8 +16,9 @@ from benchmarks.study.plan import Case, Optimizer, Result, Run
 from utils.augment.crop_flip import CropFlip
 from utils.data.batch import Batch
 from utils.data.images.decoded import DecodedSplit
+from utils.data.images.image_data import ImageData, PictureRequest
 from utils.data.images.loader import ImageLoader
-from utils.data.images.sources import ImageData, load_image_data
+from utils.data.images.sources import load_image_data
 from utils.data.splits import stratified_order
 from utils.errors import UserError
 from utils.models.resnet import ResNet
@@ -70,8 +71,7 @@ class Bench:
         self.precision = Precision(setting.precision, self.device)
         self.data = load_image_data(
             "shapes" if setting.data_dir is None else "imagefolder",
-            data_dir=setting.data_dir or Path(),
-            cache_dir=setting.cache_dir,
+            PictureRequest(setting.data_dir or Path(), setting.cache_dir),
         )
         self.splits = _cut(self.data, setting)
 

@@ -9,9 +9,9 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.autoaugment import AutoAugment, _apply_op
 from torchvision.transforms.v2 import functional as reference
 
-from utils.augment.auto_augment import Operations
+from utils.augment.chain import part_of
 from utils.augment.named_policies import parse_policy
-from utils.augment.policies import ColourJitter, Operation, OperationPlan
+from utils.augment.policies import ColourJitter, Operation, OperationPlan, Operations
 
 N, SIDE = 60, 12
 FILL = [124.0, 116.0, 104.0]
@@ -81,7 +81,7 @@ def test_a_batch_equals_its_pictures_one_by_one(name):
         # Where one operation rounds otherwise, later ones may make much of it: of few pixels.
         assert (off > 1).float().mean() < 0.02, (sample, plan.operations[sample])
     for piece in (slice(0, 0), slice(0, 1), slice(7, 31)):
-        part = operations.apply(images[piece], plan.slice(piece))
+        part = operations.apply(images[piece], part_of(plan, piece))
         assert torch.equal(part, result[piece])
 
 

@@ -7,8 +7,8 @@ from fake_cuda import CUDA, fake_cuda
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as reference
 
-from utils.augment.decoded_crop import DecodedCrop, crop_and_resize
-from utils.augment.resized_crop import ResizedCropPlan
+from utils.augment.chain import part_of
+from utils.augment.resized_crop import DecodedCrop, ResizedCropPlan, crop_and_resize
 
 N = 16
 BICUBIC = {"interpolation": InterpolationMode.BICUBIC, "antialias": True}
@@ -34,20 +34,20 @@ def plain(images: torch.Tensor, windows: np.ndarray, flips: np.ndarray, size) ->
 def test_a_batch_equals_torchvisions_crops(channels):
     images, crop = pictures(24, 24, channels), DecodedCrop(area=0.1)
     plan = crop.draw(N, np.random.default_rng(1))
-    windows = crop.crop.windows(plan, np.full((N, 2), 24))
+    windows = crop.windows(plan, np.full((N, 2), 24))
     assert 0 < plan.flip.sum() < N
     expected = plain(images, windows, plan.flip, (24, 24))
     result = crop.apply(images, plan)
     assert torch.equal(result, expected) and result.is_contiguous()
     for piece in (slice(3, 9), slice(0, 0)):
-        assert torch.equal(crop.apply(images[piece], plan.slice(piece)), expected[piece])
+        assert torch.equal(crop.apply(images[piece], part_of(plan, piece)), expected[piece])
 
 
 @pytest.mark.parametrize(("height", "width", "size"), [(24, 24, (24, 24)), (40, 31, (12, 10))])
 def test_what_a_gpu_computes(height, width, size):
     images, crop = pictures(height, width), DecodedCrop()
     plan = crop.draw(N, np.random.default_rng(1))
-    windows = crop.crop.windows(plan, np.broadcast_to([height, width], (N, 2)))
+    windows = crop.windows(plan, np.broadcast_to([height, width], (N, 2)))
     choices = np.concatenate([windows, plan.flip[:, None]], 1).T.astype(np.float32)
     result = crop_and_resize(images, torch.from_numpy(choices.copy()), size)
     off = (result.int() - plain(images, windows, plan.flip, size).int()).abs()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from utils.augment.chain import Chain
+from utils.augment.chain import Chain, part_of
 from utils.augment.crop_flip import CropFlip
 from utils.augment.random_erasing import AREA, ASPECT, ErasingPlan, RandomErasing
 
@@ -32,19 +32,19 @@ def test_fills_only_the_plans_rectangles(size):
     plan = erasing.draw(N, np.random.default_rng(0))
     expected = plain(images, plan, colour)
     index = np.random.default_rng(1).permutation(N)[:20]
-    picked = plain(images[index], plan.slice(slice(20)), colour)
+    picked = plain(images[index], part_of(plan, slice(20)), colour)
     assert not np.array_equal(expected, images)
-    assert np.array_equal(erasing.apply(images, plan.slice(slice(20)), index), picked)
+    assert np.array_equal(erasing.apply(images, part_of(plan, slice(20)), index), picked)
     tensor = torch.from_numpy(images.copy())
     assert torch.equal(
-        erasing.apply(tensor, plan.slice(slice(20)), index), torch.from_numpy(picked)
+        erasing.apply(tensor, part_of(plan, slice(20)), index), torch.from_numpy(picked)
     )
     assert np.array_equal(tensor, images)  # only the copy was changed
     on_device = erasing.apply_packed(tensor.clone(), torch.from_numpy(erasing.pack(plan)))
     assert np.array_equal(on_device, expected)
     assert np.array_equal(erasing.apply(tensor, plan), expected)
     assert erasing.apply(images, plan) is images and np.array_equal(images, expected)
-    assert erasing.apply(images[:0], plan.slice(slice(0))).shape == (0, *size)  # a filler
+    assert erasing.apply(images[:0], part_of(plan, slice(0))).shape == (0, *size)  # a filler
 
 
 def test_rectangles_lie_inside_and_have_the_areas_and_aspects_of_the_paper():
@@ -80,7 +80,9 @@ def test_slices_of_a_plan_equal_the_whole():
     whole = erasing.apply(images.copy(), plan)
     for start in range(0, N, 7):
         piece = slice(start, start + 7)
-        assert np.array_equal(erasing.apply(images[piece].copy(), plan.slice(piece)), whole[piece])
+        assert np.array_equal(
+            erasing.apply(images[piece].copy(), part_of(plan, piece)), whole[piece]
+        )
 
 
 def test_a_chain_crops_like_crop_flip_and_then_erases():
@@ -89,15 +91,15 @@ def test_a_chain_crops_like_crop_flip_and_then_erases():
     chain = Chain(crop, erasing)
     plan = chain.draw(N, np.random.default_rng(4))
     alone = crop.draw(N, np.random.default_rng(4))
-    assert all(map(np.array_equal, plan.plans[0], alone))
-    assert isinstance(plan.plans[1], ErasingPlan)
+    assert all(map(np.array_equal, plan[0], alone))
+    assert isinstance(plan[1], ErasingPlan)
     index = np.random.default_rng(5).permutation(N)
     before = images.clone()
     result = chain.apply(images, plan, index)
-    expected = erasing.apply(crop.apply(images, alone, index), plan.plans[1])
+    expected = erasing.apply(crop.apply(images, alone, index), plan[1])
     assert torch.equal(result, expected) and torch.equal(images, before)
     piece = slice(10, 17)
-    assert torch.equal(chain.apply(images, plan.slice(piece), index[piece]), expected[piece])
+    assert torch.equal(chain.apply(images, part_of(plan, piece), index[piece]), expected[piece])
     assert np.array_equal(chain.apply(images.numpy(), plan, index), expected)
 
 

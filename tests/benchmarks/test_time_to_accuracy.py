@@ -11,7 +11,7 @@ from patience import PATIENCE
 from benchmarks import cpu, speed_page, time_to_accuracy
 from benchmarks.budget import OutOfTime
 from utils.data.images.decoded import DecodedSplit
-from utils.data.images.sources import ImageData
+from utils.data.images.image_data import ImageData
 from utils.optim.schedules import Schedule
 
 PLAN = dataclasses.replace(cpu.SIZES.race, width=4, batch=8, pictures=1000)

@@ -5,6 +5,7 @@ import io
 import numpy as np
 from PIL import Image
 
+from utils.data.images.image_data import PictureRequest
 from utils.data.images.sources import load_image_data
 
 
@@ -36,7 +37,7 @@ def make_photos(root, count: int = 24, least: int = 40, most: int = 90, test: in
 
 
 def load(root, size: int = 32, **settings):
-    return load_image_data(
-        "imagefolder", data_dir=root, cache_dir=root.parent / "cache", image_size=size,
-        decode="always", workers=1, progress=False, **settings,
-    )  # fmt: skip
+    request = PictureRequest(
+        root, root.parent / "cache", size, decode="always", workers=1, progress=False, **settings
+    )
+    return load_image_data("imagefolder", request)

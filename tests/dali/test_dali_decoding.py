@@ -12,7 +12,7 @@ from PIL import Image
 from utils.augment.resized_crop import ResizedCrop
 from utils.data.images import dali, decode
 from utils.data.images.dali import CpuDecoder, GpuDecoder
-from utils.data.images.form import Form
+from utils.data.images.image_data import Form
 from utils.errors import UserError
 
 SIZE = 32

@@ -8,7 +8,7 @@ from data.images.picture_trees import make_tree
 
 from utils.data.images import cifar, mnist
 from utils.data.images import decode as decode_module
-from utils.data.texts import ag_news
+from utils.data.texts import published_csv
 from utils.errors import UserError
 
 
@@ -35,7 +35,7 @@ def no_network(monkeypatch):
     def refuse(url, path, checksum, *, hint):
         raise UserError(f"cannot download {url}: no network; {hint}")
 
-    for module in (ag_news, cifar, mnist):
+    for module in (published_csv, cifar, mnist):
         monkeypatch.setattr(module, "download", refuse)
 
 

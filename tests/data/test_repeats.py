@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from utils.augment.auto_augment import Operations
-from utils.augment.chain import Later
+from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
 from utils.augment.named_policies import parse_policy
+from utils.augment.policies import Operations
 from utils.augment.random_erasing import RandomErasing
 from utils.data.images.loader import ImageLoader
-from utils.data.repeats import repeated
+from utils.data.loader import repeated
 
 SAMPLES, STEP, SIDE = 50, 12, 8
 IMAGES = np.random.default_rng(0).integers(0, 256, (SAMPLES, SIDE, SIDE, 3), dtype=np.uint8)
@@ -27,7 +27,7 @@ def loader(repeats: int = 3, later: bool = True, **options) -> ImageLoader:
         device=torch.device("cpu"),
         shuffle=True,
         augment=CropFlip(SIDE, SIDE, padding=2),
-        later=Later(operations, RandomErasing(SIDE, SIDE, 0.5, (1, 2, 3))) if later else None,
+        later=Chain(operations, RandomErasing(SIDE, SIDE, 0.5, (1, 2, 3))) if later else None,
         repeats=repeats,
     )
 
@@ -71,7 +71,7 @@ def test_what_comes_later_leaves_the_crops_as_they_are():
     plain = loader(later=False)
     assert plain.later is None and plain._can_defer and not loader()._can_defer
     drawn = CropFlip(SIDE, SIDE, padding=2)
-    later = Later(RandomErasing(SIDE, SIDE, 0.0, (1, 2, 3)))
+    later = Chain(RandomErasing(SIDE, SIDE, 0.0, (1, 2, 3)))
     both = loader(later=False)
     both.later = later
     assert drawn == both.augment

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from patience import PATIENCE
 
-from utils.data.draws import ORDER_STREAM, random_generator
+from utils.data.batch import ORDER_STREAM, random_generator
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = Path(__file__).with_name("entry_for_faults.py")

@@ -13,7 +13,7 @@ from utils.distributed.strategies.base import Strategy, build_strategy
 from utils.distributed.strategies.fsdp import FSDP
 from utils.errors import UserError
 from utils.exchange import Exchange
-from utils.settings.strategies import STRATEGIES
+from utils.settings.distributed import STRATEGIES
 
 
 def members(kind: type) -> set[str]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from quick_runs import quick
 
 from utils.reporting.plots import draw_curves
-from utils.runs import summary
+from utils.runs import report
 from utils.settings.config import fields
 
 OPTIONS = {
@@ -143,8 +143,8 @@ def few_curves(numbers=itertools.count()):  # noqa: B008
 
     with pytest.MonkeyPatch.context() as patch:
         quick(patch)
-        skip = summary.draw_curves
-        patch.setattr(summary, "draw_curves", draw)
+        skip = report.draw_curves
+        patch.setattr(report, "draw_curves", draw)
         yield
 
 

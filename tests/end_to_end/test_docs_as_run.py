@@ -161,7 +161,7 @@ def _run_entry(workplace: Path, command: str) -> None:
     shutil.rmtree(workplace / "runs" / "mine", ignore_errors=True)
     before = set(Path("runs").iterdir())
     with pytest.MonkeyPatch.context() as patch:  # each takes half a second
-        patch.setattr("utils.runs.summary.draw_curves", lambda *_: None)
+        patch.setattr("utils.runs.report.draw_curves", lambda *_: None)
         patch.setattr("utils.reporting.classes.draw_confusions", lambda *_: Figure())
         result = run(shortened(command))
     assert result.code == 0, f"{command}\n{result.err}"

@@ -53,7 +53,7 @@ def test_faults_of_the_data_are_told_before_weights_are_fetched(monkeypatch, cap
 
 
 def test_a_run_works(monkeypatch):
-    monkeypatch.setattr("utils.runs.summary.draw_curves", draw_curves)
+    monkeypatch.setattr("utils.runs.report.draw_curves", draw_curves)
     assert main([*SHAPES, "--output", "run"]) == 0
     assert Path("run/curves.png").read_bytes().startswith(b"\x89PNG")
     summary = json.loads(Path("run/summary.json").read_text())
@@ -279,13 +279,13 @@ def test_resume_without_a_value_takes_the_newest(capfd):
 
 def test_a_kill_during_the_report_loses_no_part_of_it(monkeypatch):
     """The summary, which marks a run as finished, is written last."""
-    import utils.runs.summary
+    import utils.runs.report
 
     def killed(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(utils.runs.summary, "draw_curves", killed)
+        patch.setattr(utils.runs.report, "draw_curves", killed)
         main([*SHAPES, "--output", "run"])
     assert main(["--resume", "run"]) == 0
     assert Path("run/curves.png").exists() and Path("run/summary.json").exists()

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torchvision.models import resnet18
 
 from resnet50_test import main
-from utils.data.images.form import Form
+from utils.data.images.image_data import Form
 from utils.models.resnet import ResNet
 
 pytestmark = pytest.mark.usefixtures("own_folder")

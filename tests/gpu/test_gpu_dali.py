@@ -10,6 +10,7 @@ from PIL import Image
 
 from utils.augment.resized_crop import ResizedCrop
 from utils.data.images.dali import DaliGpuReader
+from utils.data.images.image_data import PictureRequest
 from utils.data.images.sources import load_image_data
 
 pytestmark = [
@@ -32,10 +33,11 @@ def data(tmp_path):
         path = tmp_path / "photos" / "train" / ("cat", "dog")[index % 2] / f"{index:02}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(file.getvalue())
-    return load_image_data(
-        "imagefolder", data_dir=tmp_path / "photos", cache_dir=tmp_path / "cache",
-        image_size=SIZE, decode="always", test_fraction=0.2, progress=False,
+    request = PictureRequest(
+        tmp_path / "photos", tmp_path / "cache", SIZE, decode="always", test_fraction=0.2,
+        progress=False,
     )  # fmt: skip
+    return load_image_data("imagefolder", request)
 
 
 @pytest.mark.parametrize("training", [True, False])

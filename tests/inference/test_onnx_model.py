@@ -17,10 +17,9 @@ import resnet50_test
 import transformer_test
 import vit_test
 from utils.errors import UserError
-from utils.inference import export_onnx, onnx_model
+from utils.inference import export_onnx
+from utils.inference.export_onnx import OnnxModel, OnnxSession
 from utils.inference.export_samples import PictureSamples, TextSamples
-from utils.inference.onnx_model import OnnxModel
-from utils.inference.onnx_session import OnnxSession
 from utils.weights.card import ModelCard
 
 PICTURES = PictureSamples(
@@ -56,8 +55,8 @@ def session() -> OnnxSession:
 @pytest.fixture
 def tiny(session, monkeypatch):
     """(an OnnxModel, the Tiny in it, a list of what it says), without another export."""
-    monkeypatch.setattr(onnx_model, "trace", lambda *arguments: None)
-    monkeypatch.setattr(onnx_model, "OnnxSession", lambda *arguments: session)
+    monkeypatch.setattr(export_onnx, "trace", lambda *arguments: None)
+    monkeypatch.setattr(export_onnx, "OnnxSession", lambda *arguments: session)
     said, model = [], Tiny().eval()
     return OnnxModel(model, PICTURES, said.append), model, said
 
@@ -130,7 +129,7 @@ def test_a_model_without_a_graph(monkeypatch):
     def refuse(*arguments):
         raise UserError("this model cannot be exported")
 
-    monkeypatch.setattr(onnx_model, "trace", refuse)
+    monkeypatch.setattr(export_onnx, "trace", refuse)
     with pytest.raises(
         UserError, match=r"^--engine ort: .* cannot be exported: leave out --engine"
     ):

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from toy import CPU
 
 from utils.data.texts.basic_english import load_vocabulary
+from utils.data.texts.sources import TextRequest
 from utils.data.texts.tokenizer import (
     pad_id,
     tokenizer_from_json,
@@ -65,8 +66,8 @@ def test_the_program_answers_as_predict_does(tmp_path, monkeypatch, capsys, make
     said = [line.split() for line in capsys.readouterr().out.splitlines()]
     Path("new.txt").write_text("\n".join(TEXTS))
     predict_texts(
-        model, card, "new.txt", output_csv="out.csv", batch_size=2, device=CPU,
-        precision=Precision("fp32", CPU),
+        model, card, Path("new.txt"), TextRequest(Path(), clean=card.clean), output_csv="out.csv",
+        batch_size=2, precision=Precision("fp32", CPU),
     )  # fmt: skip
     with open("out.csv", newline="") as file:
         answers = list(csv.DictReader(file))

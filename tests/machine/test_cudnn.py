@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend
 from toy import Classification, Precision, loader, make_trainer, network
 
-from utils.data import ahead
+from utils.data import batch as data_batch
 from utils.machine.backends import prefer_flash_attention, trial_plans
 from utils.models import transformer
 from utils.models.transformer import Transformer
@@ -195,10 +195,11 @@ class FakeStreams:
 
 def test_all_epochs_share_a_side_stream(monkeypatch):
     streams = FakeStreams(monkeypatch)
-    monkeypatch.setattr(ahead, "side_stream", functools.cache(ahead.side_stream.__wrapped__))
+    whole = data_batch.side_stream.__wrapped__
+    monkeypatch.setattr(data_batch, "side_stream", functools.cache(whole))
     data = loader(4)
     for epoch in range(3):
         batches = list(data.epoch(epoch))
-        given = ahead.one_ahead([lambda batch=batch: batch for batch in batches], CPU)
+        given = data_batch.one_ahead([lambda batch=batch: batch for batch in batches], CPU)
         assert all(one is other for one, other in zip(given, batches, strict=True))
     assert streams.made == 1

@@ -10,8 +10,8 @@ import pytest
 import torch
 from toy import CPU, HELD_OUT, history, loader, make_trainer, network
 
-from utils.data.draws import random_generator
-from utils.data.hold_out import HoldOut
+from utils.data.batch import random_generator
+from utils.data.loader import HoldOut
 from utils.data.texts.loader import TextLoader
 from utils.mixup.auto import (
     COST,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from timm.data.mixup import Mixup as TimmMixup
 
-from utils.data.draws import random_generator
+from utils.data.batch import random_generator
 from utils.errors import UserError
 from utils.mixup.mixing import (
     CUTMIX_FRACTION,

@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CODE = [
     *("utils/training", "utils/distributed", "utils/optim", "utils/augment", "utils/mixup"),
     *("utils/checkpoints", "utils/engines", "utils/machine"),
-    *("utils/data/ahead.py", "utils/data/batch.py", "utils/data/draws.py", "utils/data/loader.py"),
-    *("utils/data/micro_batches.py", "utils/data/steps.py", "utils/data/images/loader.py"),
+    *("utils/data/batch.py", "utils/data/loader.py", "utils/data/steps.py"),
+    "utils/data/images/loader.py",
     "utils/pieces.py",
 ]
 TESTS = [

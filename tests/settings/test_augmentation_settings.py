@@ -3,7 +3,7 @@
 import pytest
 from settings_of_pictures import noted, refused, settings_of
 
-from utils.data.images.form import Form
+from utils.data.images.image_data import Form
 
 OWN = ["--dataset", "imagefolder"]
 

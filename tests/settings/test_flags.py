@@ -105,7 +105,10 @@ def test_abbreviations_are_refused(flag):
         (["--class_weights", "x"], ["there are no weights of classes yet"]),
         (["--val-split", "x"], ["--val_fraction 0.1 holds out"]),
         (["--crops", "x"], ["unknown flag --crops, did you mean --crop?"]),
-        (["--drop", "0.1"], ["unknown flag --drop; see --help"]),  # vit_test.py has it
+        (
+            ["--drop", "0.1"],
+            ["unknown flag --drop: it belongs to vit_test.py"],
+        ),  # vit_test.py has it
         (["--train_files", "x"], ["unknown flag --train_files; see --help"]),  # nothing is near it
         (["resnet18"], ["'resnet18': there is no such folder", "may be the data folder"]),
         (["--epochs", "1", "resnet18"], ["'resnet18' has no flag before it"]),

@@ -9,7 +9,7 @@ import resnet50_test
 from transformer_test import Settings as TextSettings
 from utils.launch import launcher
 from utils.settings.config import parse, to_yaml
-from utils.settings.hosts import places_of
+from utils.settings.yaml_file import places_of
 
 HOSTS = {
     "node*": {"data_dir": "/pattern"},

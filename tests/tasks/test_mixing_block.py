@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from utils.data.micro_batches import largest_divisor
+from utils.data.steps import largest_divisor
 from utils.tasks.mixing import mixing_block
 
 

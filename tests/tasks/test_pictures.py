@@ -11,12 +11,11 @@ from data.images.records import records_of
 from data.worker_helpers import worker_processes
 
 import vit_test
-from utils.augment.auto_augment import Operations
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
-from utils.augment.decoded_crop import DecodedCrop
+from utils.augment.policies import Operations
 from utils.augment.random_erasing import RandomErasing
-from utils.augment.resized_crop import ResizedCrop
+from utils.augment.resized_crop import DecodedCrop, ResizedCrop
 from utils.data.images.dali import DaliGpuReader, DaliReader
 from utils.data.images.records import RecordReader
 from utils.data.images.sources import load_image_data
@@ -145,8 +144,8 @@ def test_random_erasing_comes_after_the_crop_in_the_mean_colour(load):
     assert isinstance(load().train.augment, CropFlip)
     task = load(random_erasing=0.3)
     augment = task.train.augment
-    assert isinstance(augment, Chain) and augment.others[0].probability == 0.3
-    colour = augment.others[0].colour
+    assert isinstance(augment, Chain) and augment.parts[1].probability == 0.3
+    colour = augment.parts[1].colour
     assert colour.tolist() == [round(255 * mean) for mean in task.data.mean]
     filled = np.broadcast_to(colour, (1, 8, 8, 3)).copy()
     assert task.train.normalize(torch.from_numpy(filled)).abs().max() < 0.01
@@ -170,9 +169,9 @@ def test_resized_crops(load, workers):
     flags = {"decode": "always", "crop": "resized", "cutout": 3, "random_erasing": 0.5}
     task, same = load(**flags), load(**flags, workers=workers)
     augment = task.train.augment
-    kinds = [type(part) for part in (augment.first, *augment.others)]
+    kinds = [type(part) for part in augment.parts]
     assert kinds == [ResizedCrop, CropFlip, RandomErasing]
-    assert (augment.others[0].padding, augment.others[0].flip) == (0, 0)
+    assert (augment.parts[1].padding, augment.parts[1].flip) == (0, 0)
     for one, other in zip(batches(task), batches(same), strict=True):
         assert torch.equal(one, other)
 
@@ -210,7 +209,7 @@ def test_decoded_pictures_are_cropped_and_resized_on_the_device(load):
     task = load(decode="once", crop="resized", crop_area=0.3, random_erasing=0.5)
     assert task.train.augment is None
     assert [type(part) for part in task.train.later.parts] == [DecodedCrop, RandomErasing]
-    assert task.train.later.parts[0].crop == ResizedCrop(0.3, 0.5)
+    assert task.train.later.parts[0] == DecodedCrop(0.3, 0.5)
     assert next(iter(task.train.epoch())).inputs.shape[2:] == task.data.train.shape[:2]
 
 

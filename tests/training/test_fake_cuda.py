@@ -10,13 +10,12 @@ from fake_cuda import CUDA
 from own_optimizers import OWN
 from toy import loader, make_trainer, take_steps, use_engine
 
-from utils.augment.auto_augment import Operations
-from utils.augment.chain import Chain, Later
+from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
-from utils.augment.decoded_crop import DecodedCrop
 from utils.augment.named_policies import parse_policy
-from utils.augment.policies import ColourJitter
+from utils.augment.policies import ColourJitter, Operations
 from utils.augment.random_erasing import RandomErasing
+from utils.augment.resized_crop import DecodedCrop
 from utils.data.texts.loader import TextLoader
 from utils.engines.launch_bound import TimedSteps
 from utils.fused import fuse
@@ -203,7 +202,7 @@ def test_operations_on_pictures(tmp_path, gpu):
     """Windows that are resized, RandAugment and jitter; nothing is left to `made`."""
     data = loader(device=CUDA, augment=False)
     drawing = [parse_policy("rand-m9-mstd0.5-inc1").make(8, 8), ColourJitter((0.4, 0.4, 0.4, 0.1))]
-    data.later = Later(
+    data.later = Chain(
         DecodedCrop(), Operations(drawing, (1, 2, 3)), RandomErasing(8, 8, 0.5, (1, 2, 3))
     )
     trainer = make_trainer(tmp_path, data=data, device=CUDA)

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import urllib.error
-from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -22,9 +21,9 @@ from utils.errors import UserError
 from utils.models.resnet import ResNet
 from utils.settings.config import parse
 from utils.tasks.pictures import Pictures
-from utils.weights import timm_hub
-from utils.weights.imagenet import load_imagenet
+from utils.weights import published
 from utils.weights.pretrained import fit_weights, load_pretrained
+from utils.weights.published import load_imagenet
 
 # ---- files ------------------------------------------------------------------------------------
 
@@ -348,7 +347,7 @@ def test_the_names_of_torchvision_are_for_its_models():
 def test_weights_by_url_are_checked_where_their_name_has_a_sum(name, checked, monkeypatch):
     asked = {}
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", lambda url, **how: asked.update(how))
-    timm_hub._from_url(SimpleNamespace(url=f"https://example.org/{name}"), print)
+    published._from_url(f"https://example.org/{name}", "--pretrained")
     assert asked["check_hash"] is checked and asked["weights_only"] is True
 
 

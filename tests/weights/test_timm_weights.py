@@ -13,7 +13,7 @@ from utils.errors import UserError
 from utils.models.vit import ViT
 from utils.weights.card import ModelCard
 from utils.weights.pretrained import Pretrained, fit_weights, load_pretrained
-from utils.weights.timm_hub import load_timm
+from utils.weights.published import load_timm
 
 NAME = "test_vit"  # timm has published weights for it, and it is small
 REPOSITORY = f"timm/{NAME}.r160_in1k"

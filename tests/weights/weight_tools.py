@@ -5,8 +5,8 @@ import torch
 
 from utils.errors import UserError
 from utils.models.resnet import ResNet
-from utils.weights.imagenet import load_imagenet
 from utils.weights.pretrained import fit_weights, load_pretrained
+from utils.weights.published import load_imagenet
 
 CARD = {
     "classes": ["cat", "dog"],

@@ -1,77 +1,107 @@
-"""Several augmentations, applied one after the other."""
+"""What augmentations have in common, and several of them applied one after the other."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from utils.to_device import to_device
 
-class ChainPlan(NamedTuple):
-    """One plan per augmentation, in order."""
-
-    plans: tuple
-
-    def slice(self, piece: slice) -> ChainPlan:
-        return ChainPlan(tuple(plan.slice(piece) for plan in self.plans))
+if TYPE_CHECKING:  # worker processes import this file, and start fast without PyTorch
+    from torch import Tensor
 
 
-class Chain:
-    """An augmentation that applies several.
+class Augmentation(ABC):
+    """Draws for all samples of an epoch at once, so that the choices do not depend on how the epoch
+    is divided, and changes any of its slices accordingly.
 
-    Args:
-        first: gathers the images as it transforms them (CropFlip, ResizedCrop).
-        others: change the previous one's result, in place or not.
+    One whose `apply_packed` does on a device all that it does may become part of a CUDA graph. One
+    with an `apply` of its own needs no other method than `draw`.
     """
 
-    def __init__(self, first, *others):
-        self.first, self.others = first, others
-        self.reads_encoded = first.reads_encoded
+    packed_rows: ClassVar[int]
+    reads_encoded: bool = False  # needs encoded pictures, of which it has windows decoded
 
-    def draw(self, n: int, generator: np.random.Generator) -> ChainPlan:
-        """A plan for n samples. Each augmentation draws after those before it, so adding one at the
-        end does not change their choices."""
-        return ChainPlan(tuple(one.draw(n, generator) for one in (self.first, *self.others)))
+    @abstractmethod
+    def draw(self, n: int, generator: np.random.Generator) -> Any:
+        """A plan for n samples: a NamedTuple of arrays (n, ...), or a tuple of plans."""
 
-    def apply(self, images, plan: ChainPlan, index: np.ndarray | None = None):
-        """`images[index]`, augmented; arguments and result are those of `CropFlip.apply`."""
-        first, *others = plan.plans
-        result = self.first.apply(images, first, index)
-        for augmentation, choices in zip(self.others, others, strict=True):
-            result = augmentation.apply(result, choices)
-        return result
+    def apply(self, images: Any, plan: Any, index: np.ndarray | None = None) -> Any:
+        """`images[index]`, augmented according to `plan`: in host memory by NumPy, on other devices
+        by PyTorch, with equal results.
 
-    def pack(self, plan: ChainPlan, index: np.ndarray) -> np.ndarray:
-        """(sum of packed_rows, n) int64: the packed plans of all augmentations, in order."""
-        first, *others = plan.plans
-        packed = [one.pack(choices) for one, choices in zip(self.others, others, strict=True)]
-        return np.concatenate([self.first.pack(first, index), *packed])
+        Args:
+            images: (samples, height, width, channels) uint8, an array or a tensor.
+            plan: for n samples.
+            index: (n,) int64, which images, of which copies are changed; None: all, in order, which
+                may be changed themselves.
+        Returns:
+            (n, height, width, channels) uint8: an array for an array, a tensor for a tensor.
+        """
+        if isinstance(images, np.ndarray):
+            return self.apply_to_array(images, plan, index)
+        if images.device.type != "cpu":
+            return self.apply_packed(images, to_device(self.pack(plan, index), images.device))
+        import torch
 
-    def apply_packed(self, images, packed):
-        """Like `CropFlip.apply_packed`, for a packed plan."""
-        first, *others = packed.split([one.packed_rows for one in (self.first, *self.others)])
-        result = self.first.apply_packed(images, first)
-        for augmentation, choices in zip(self.others, others, strict=True):
-            result = augmentation.apply_packed(result, choices)
-        return result
+        return torch.from_numpy(self.apply_to_array(images.numpy(), plan, index))
+
+    def apply_to_array(
+        self, images: np.ndarray, plan: Any, index: np.ndarray | None = None
+    ) -> np.ndarray:
+        """`apply` in host memory."""
+        raise NotImplementedError
+
+    def pack(self, plan: Any, index: np.ndarray | None = None) -> np.ndarray:
+        """(packed_rows, n) int64: index and plan in one array, to copy to a device at once."""
+        raise NotImplementedError
+
+    def apply_packed(self, images: Tensor, packed: Tensor) -> Tensor:
+        """`apply` on a device, which alone is involved; `packed` is from `pack`."""
+        raise NotImplementedError
 
 
-class Later:
-    """Several augmentations of pictures that are on the device already.
+def part_of(plan: Any, place: slice | np.ndarray) -> Any:
+    """The plan for the samples at `place`; None of None."""
+    if isinstance(plan, tuple):
+        parts = [part_of(part, place) for part in plan]
+        return type(plan)(*parts) if hasattr(plan, "_fields") else tuple(parts)
+    return None if plan is None else plan[place]
+
+
+class Chain(Augmentation):
+    """Several augmentations, whose plan is a tuple of theirs.
 
     Args:
-        parts: each is given the result of the one before.
+        parts: the first is given the index, and gathers the images as it changes them; each of the
+            others is given the result of the one before.
     """
 
-    def __init__(self, *parts):
+    def __init__(self, *parts: Augmentation):
         self.parts = parts
+        self.reads_encoded = parts[0].reads_encoded
 
-    def draw(self, n: int, generator: np.random.Generator) -> ChainPlan:
-        """A plan for n samples, drawn as by Chain."""
-        return ChainPlan(tuple(part.draw(n, generator) for part in self.parts))
+    def draw(self, n: int, generator: np.random.Generator) -> tuple:
+        """Each augmentation draws after those before it, so adding one at the end does not change
+        their choices."""
+        return tuple(part.draw(n, generator) for part in self.parts)
 
-    def apply(self, images, plan: ChainPlan):
-        """(n, height, width, channels) uint8, from likewise; may change `images`."""
-        for part, choices in zip(self.parts, plan.plans, strict=True):
-            images = part.apply(images, choices)
+    def apply(self, images: Any, plan: tuple, index: np.ndarray | None = None) -> Any:
+        for part, choices in zip(self.parts, plan, strict=True):
+            images, index = part.apply(images, choices, index), None
+        return images
+
+    def pack(self, plan: tuple, index: np.ndarray | None = None) -> np.ndarray:
+        packed = []
+        for part, choices in zip(self.parts, plan, strict=True):
+            packed.append(part.pack(choices, index))
+            index = None
+        return np.concatenate(packed)
+
+    def apply_packed(self, images: Tensor, packed: Tensor) -> Tensor:
+        rows = packed.split([part.packed_rows for part in self.parts])
+        for part, choices in zip(self.parts, rows, strict=True):
+            images = part.apply_packed(images, choices)
         return images

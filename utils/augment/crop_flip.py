@@ -1,8 +1,6 @@
 """Random crop with padding, horizontal flip and cutout, for a whole batch of uint8 images.
 
-`draw` makes the random choices for all samples of an epoch at once, so that they do not depend on
-how the epoch is divided; `apply` transforms any slice accordingly, on the device that holds the
-images. Crop and flip: He et al., "Deep residual learning" (2016), section 4.2. Cutout: DeVries
+Crop and flip: He et al., "Deep residual learning" (2016), section 4.2. Cutout: DeVries
 and Taylor (2017), whose square has the mean colour; here it is black.
 """
 
@@ -13,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
+from utils.augment.chain import Augmentation
 from utils.errors import UserError
-from utils.to_device import to_device
 
 if TYPE_CHECKING:  # worker processes import this file, and start fast without PyTorch
     from torch import Tensor
@@ -29,12 +27,9 @@ class CropFlipPlan(NamedTuple):
     hole_y: np.ndarray  # row of the centre of cutout's square
     hole_x: np.ndarray  # its column
 
-    def slice(self, piece: slice) -> CropFlipPlan:
-        return CropFlipPlan(*(choice[piece] for choice in self))
-
 
 @dataclass
-class CropFlip:
+class CropFlip(Augmentation):
     """Shift by up to `padding` pixels, mirror with probability `flip`, blacken a square.
 
     Args:
@@ -52,7 +47,6 @@ class CropFlip:
     flip: float = 0.5
     cutout: int = 0
     packed_rows: ClassVar[int] = 6
-    reads_encoded: ClassVar[bool] = False
     _buffers: _Buffers | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self):
@@ -84,39 +78,11 @@ class CropFlip:
             hole_x=generator.integers(0, self.width, n),
         )
 
-    def apply(self, images, plan: CropFlipPlan, index: np.ndarray | None = None):
-        """`images[index]`, cropped, mirrored and blanked according to `plan`.
-
-        In host memory by copying whole rows, on other devices by one gather, with equal results.
-
-        Args:
-            images: (samples, height, width, channels) uint8, an array or a tensor; not changed.
-            plan: for n samples.
-            index: (n,) int64, which images; None: all, in order.
-        Returns:
-            (n, height, width, channels) uint8: an array for an array, a tensor for a tensor.
-        """
-        if index is None:
-            index = np.arange(len(images))
-        if isinstance(images, np.ndarray):
-            return self.apply_to_array(images, plan, index)
-        if images.device.type != "cpu":
-            return self.apply_packed(images, to_device(self.pack(plan, index), images.device))
-        import torch
-
-        return torch.from_numpy(self.apply_to_array(images.numpy(), plan, index))
-
-    def pack(self, plan: CropFlipPlan, index: np.ndarray) -> np.ndarray:
-        """(packed_rows, n) int64: index and plan in one array, to copy to a device at once."""
-        return np.stack([index, *plan])
+    def pack(self, plan: CropFlipPlan, index: np.ndarray | None = None) -> np.ndarray:
+        return np.stack([np.arange(len(plan.top)) if index is None else index, *plan])
 
     def apply_packed(self, images: Tensor, packed: Tensor) -> Tensor:
-        """`apply` on a GPU: source row and column of each target pixel, and one gather. Involves
-        only the device, so it can be captured in a CUDA graph.
-
-        Args:
-            packed: from `pack`.
-        """
+        """By the source row and column of each target pixel, and one gather."""
         import torch
 
         sample, top, left, flip, hole_y, hole_x = packed
@@ -140,10 +106,11 @@ class CropFlip:
         return gathered.masked_fill_(blank[..., None], 0)
 
     def apply_to_array(
-        self, images: np.ndarray, plan: CropFlipPlan, index: np.ndarray
+        self, images: np.ndarray, plan: CropFlipPlan, index: np.ndarray | None = None
     ) -> np.ndarray:
-        """`apply` on a CPU, in NumPy, in few passes over memory: images are copied into padded
-        buffers, those to be mirrored last, and each crop is copied from there row by row."""
+        """In few passes over memory: images are copied into padded buffers, those to be mirrored
+        last, and each crop is copied from there row by row."""
+        index = np.arange(len(images)) if index is None else index
         n, p = len(index), self.padding
         if self._buffers is None or not self._buffers.fits(n, images):
             self._buffers = _Buffers(n, images, p)

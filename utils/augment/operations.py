@@ -179,41 +179,28 @@ def invert_tables(unused: np.ndarray) -> np.ndarray:
 def shear_x(tangents: np.ndarray, height: int, width: int) -> np.ndarray:
     """(n, 2, 3) float64: from the place of a pixel of the result to that in the picture, x before
     y, in pixels from the centre. Rows move sideways, the uppermost one the least."""
-    matrices = _unchanged(tangents)
-    matrices[:, 0, 1] = tangents
-    matrices[:, 0, 2] = tangents * height / 2
-    return matrices
+    return _matrices(tangents, {(0, 1): tangents, (0, 2): tangents * height / 2})
 
 
 def shear_y(tangents: np.ndarray, height: int, width: int) -> np.ndarray:
     """Columns move up or down, the first one the least."""
-    matrices = _unchanged(tangents)
-    matrices[:, 1, 0] = tangents
-    matrices[:, 1, 2] = tangents * width / 2
-    return matrices
+    return _matrices(tangents, {(1, 0): tangents, (1, 2): tangents * width / 2})
 
 
 def translate_x(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
     """To the right."""
-    matrices = _unchanged(pixels)
-    matrices[:, 0, 2] = -pixels
-    return matrices
+    return _matrices(pixels, {(0, 2): -pixels})
 
 
 def translate_y(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
     """Downwards."""
-    matrices = _unchanged(pixels)
-    matrices[:, 1, 2] = -pixels
-    return matrices
+    return _matrices(pixels, {(1, 2): -pixels})
 
 
 def rotate(degrees: np.ndarray, height: int, width: int) -> np.ndarray:
     """Counter-clockwise, about the centre."""
-    matrices = _unchanged(degrees)
     cosine, sine = np.cos(degrees * math.pi / 180), np.sin(degrees * math.pi / 180)
-    matrices[:, 0, 0] = matrices[:, 1, 1] = cosine
-    matrices[:, 0, 1], matrices[:, 1, 0] = -sine, sine
-    return matrices
+    return _matrices(degrees, {(0, 0): cosine, (0, 1): -sine, (1, 0): sine, (1, 1): cosine})
 
 
 def grid_matrices(matrices: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -222,8 +209,12 @@ def grid_matrices(matrices: np.ndarray, height: int, width: int) -> np.ndarray:
     return (matrices * [*half, 1] / half[:, None]).astype(np.float32)
 
 
-def _unchanged(arguments: np.ndarray) -> np.ndarray:
-    return np.repeat(np.eye(3)[None, :2], len(arguments), 0)
+def _matrices(arguments: np.ndarray, entries: dict[tuple[int, int], np.ndarray]) -> np.ndarray:
+    """(n, 2, 3), which move nothing but for these entries."""
+    matrices = np.repeat(np.eye(3)[None, :2], len(arguments), 0)
+    for (row, column), values in entries.items():
+        matrices[:, row, column] = values
+    return matrices
 
 
 # What makes the tables of `look_up`, and the matrices of `warp`.

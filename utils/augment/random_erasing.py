@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from utils.to_device import to_device
+from utils.augment.chain import Augmentation
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 AREA = (0.02, 0.33)  # fraction of the image
 ASPECT = (0.3, 3.3)  # height / width
@@ -27,12 +30,9 @@ class ErasingPlan(NamedTuple):
     height: np.ndarray  # 0: nothing is erased
     width: np.ndarray
 
-    def slice(self, piece: slice) -> ErasingPlan:
-        return ErasingPlan(*(choice[piece] for choice in self))
 
-
-class RandomErasing:
-    """Fills a rectangle with one colour.
+class RandomErasing(Augmentation):
+    """Fills a rectangle with one colour, without an index IN PLACE.
 
     Args:
         height, width: size of the images in pixels.
@@ -64,31 +64,12 @@ class RandomErasing:
             width=np.where(erased, width, 0),
         )
 
-    def apply(self, images, plan: ErasingPlan, index: np.ndarray | None = None):
-        """The images with their rectangles filled.
-
-        Args:
-            images: (samples, height, width, channels) uint8, an array or a tensor.
-            plan: for n samples.
-            index: (n,) int64, which images to copy and change; None: all, IN PLACE.
-        Returns:
-            (n, height, width, channels) uint8, an array or a tensor as `images`, on its device.
-        """
-        if isinstance(images, np.ndarray):
-            images = images if index is None else images[index]
-            self._fill(images, plan)
-        elif images.device.type == "cpu":
-            import torch
-
-            images = images if index is None else images[torch.from_numpy(index)]
-            self._fill(images.numpy(), plan)
-        else:
-            images = self._fill_on_device(images, plan, index)
-        return images
-
-    def _fill(self, images: np.ndarray, plan: ErasingPlan) -> None:
+    def apply_to_array(
+        self, images: np.ndarray, plan: ErasingPlan, index: np.ndarray | None = None
+    ) -> np.ndarray:
+        images = images if index is None else images[index]
         if not len(images):  # a filler
-            return
+            return images
         channels = images.shape[3]
         rows = images.reshape(*images.shape[:2], -1)  # (n, height, width * channels)
         assert np.shares_memory(rows, images)
@@ -99,20 +80,14 @@ class RandomErasing:
             rows[sample, top : top + height, channels * left : channels * (left + width)] = colour[
                 : channels * width
             ]
+        return images
 
-    def _fill_on_device(self, images, plan: ErasingPlan, index: np.ndarray | None):
-        """The same by masks, without a host sync."""
-        if index is not None:
-            images = images.index_select(0, to_device(index, images.device))
-        return self.apply_packed(images, to_device(self.pack(plan), images.device))
-
-    def pack(self, plan: ErasingPlan) -> np.ndarray:
-        """(packed_rows, n) int64: the plan in one array, to copy to a device at once."""
+    def pack(self, plan: ErasingPlan, index: np.ndarray | None = None) -> np.ndarray:
+        assert index is None  # it follows one that gathers
         return np.stack([*plan])
 
-    def apply_packed(self, images, packed):
-        """`apply` on a GPU, IN PLACE. `packed`: from `pack`. Involves only the device, so it can be
-        captured in a CUDA graph."""
+    def apply_packed(self, images: Tensor, packed: Tensor) -> Tensor:
+        """By masks, IN PLACE."""
         import torch
 
         top, left, height, width = packed[:, :, None]  # (n, 1) each

@@ -1,9 +1,38 @@
-"""What a loader hands out."""
+"""What a loader hands out, and what it is drawn from."""
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Generator, Iterable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
+
+from utils.mixup.mixing import Draws, Mixing
+
+# Separate streams of random numbers, so that none depends on how much another draws.
+ORDER_STREAM, AUGMENT_STREAM, MIX_STREAM = 0, 1, 2
+TRIAL_DRAWS = 32  # enough for some that mix, even if mixing is rare
+
+
+def random_generator(seed: int, stream: int, *position: int) -> np.random.Generator:
+    """A generator that depends on its arguments alone: non-negative integers."""
+    return np.random.default_rng([seed, stream, *position])
+
+
+def trial_draws(mixing: Mixing | None, n: int) -> Draws | None:
+    """Draws for a step of n samples that measures memory: the first that mix samples; if mixing is
+    learned, the first that also learn, which need the most."""
+    drawn = None
+    for seed in range(TRIAL_DRAWS if mixing is not None else 0):
+        found = mixing.draw(n, 0, 0, np.random.default_rng(seed))
+        drawn = drawn or found
+        if found is not None and found.clean_samples:
+            return found
+    return drawn
 
 
 class Batch(NamedTuple):
@@ -33,3 +62,28 @@ def _tensors(part) -> Iterator[Tensor]:
     elif isinstance(part, tuple):
         for inner in part:
             yield from _tensors(inner)
+
+
+def one_ahead(makers: Iterable[Callable[[], Batch]], device: torch.device) -> Generator[Batch]:
+    """Makes each batch on a side stream while the previous one is in use."""
+    side = side_stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))  # the resident images were copied there
+    ahead = None
+    for make in chain(makers, [None]):
+        ready = ahead
+        if make is not None:
+            with torch.cuda.stream(side):
+                ahead = make(), side.record_event()
+        if ready is not None:
+            batch, made = ready
+            training = torch.cuda.current_stream(device)
+            training.wait_event(made)  # the device waits, the host does not
+            for tensor in batch.tensors():
+                tensor.record_stream(training)
+            yield batch
+
+
+@functools.cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The same for all epochs: the allocator reuses memory within a stream only."""
+    return torch.cuda.Stream(device)

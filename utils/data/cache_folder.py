@@ -10,13 +10,20 @@ import errno
 import fcntl
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
-from utils.files import sync_folder
+import numpy as np
+from tqdm import tqdm
+
+from utils.errors import UserError
+from utils.files import reason, sync_folder
 
 _TEMPORARY, LOCK = ".building-", "lock"
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -32,6 +39,31 @@ def built_folder(folder: Path, is_whole: Callable[[], bool]) -> Iterator[Path]:
         put_in_place(temporary, folder, is_whole)
         sync_folder(parent)
         (folder / LOCK).unlink(missing_ok=True)
+
+
+def built(
+    folder: Path, opened: Callable[[], T | None], fill: Callable[[Path], None], what: str
+) -> T:
+    """What `opened` finds in `folder` when `fill` has written a temporary one, put in its place.
+
+    Args:
+        opened: of the folder; None: it is not there, or damaged.
+        what: that is written, for messages.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        with built_folder(folder, lambda: opened() is not None) as temporary:
+            fill(temporary)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {what} in {folder.parent}: {reason(error)}; choose another folder with "
+            "--cache_dir"
+        ) from error
+    found = opened()
+    assert found is not None, f"{folder} cannot be read back"
+    return found
 
 
 @contextlib.contextmanager
@@ -81,3 +113,22 @@ def put_in_place(temporary: Path, folder: Path, is_whole: Callable[[], bool]) ->
             os.rename(folder, damaged / "damaged")
         shutil.rmtree(damaged, ignore_errors=True)
     raise OSError(errno.EBUSY, f"other processes keep changing {folder.name}")
+
+
+def write_array(path: Path, array: np.ndarray) -> None:
+    """Writes a new file and flushes it to disk. Raises OSError, with its number: that of np.save
+    has none."""
+    with open(path, "wb") as file:
+        header = np.lib.format.header_data_from_array_1_0(array)
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(np.ascontiguousarray(array))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def progress_bar(show: bool, line: str, **options) -> tqdm:
+    """A bar of tqdm on a terminal; elsewhere `line` alone. Nothing at all unless `show`."""
+    terminal = sys.stderr.isatty()
+    if show and not terminal:
+        print(line, file=sys.stderr)
+    return tqdm(**options, disable=not (show and terminal))

@@ -18,9 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from tqdm import tqdm
-
-from utils.errors import UserError
+from utils.data.cache_folder import progress_bar
+from utils.errors import UserError, network_cause
 from utils.files import sync_folder
 
 # What lies in a folder that data sets are downloaded into.
@@ -121,14 +120,12 @@ def _transfer(url: str, file: BinaryIO, name: str) -> None:
             file.truncate(0)
         length = response.headers.get("Content-Length")
         total = start + int(length) if length and length.isdecimal() else None
-        terminal = sys.stderr.isatty()
-        if not terminal:
-            size = f" ({total / 1e6:.0f} MB)" if total else ""
-            print(f"downloading {url}{size}", file=sys.stderr)
+        size = f" ({total / 1e6:.0f} MB)" if total else ""
         done = start
-        with tqdm(
-            desc=name, initial=start, total=total, unit="B", unit_scale=True, disable=not terminal
-        ) as bar:
+        with progress_bar(
+            True, f"downloading {url}{size}", desc=name, initial=start, total=total, unit="B",
+            unit_scale=True,
+        ) as bar:  # fmt: skip
             while block := _read(response):
                 file.write(block)
                 done += len(block)
@@ -152,7 +149,7 @@ def _open(url: str, start: int) -> tuple[http.client.HTTPResponse, int]:
             return _open(url, 0)
         raise _TransferError(f"the server answers {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise _TransferError(_reason(error)) from error
+        raise _TransferError(network_cause(error)) from error
     partial = response.status == http.HTTPStatus.PARTIAL_CONTENT
     if partial and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
         response.close()
@@ -164,10 +161,4 @@ def _read(response: http.client.HTTPResponse) -> bytes:
     try:
         return response.read(_BLOCK)
     except (OSError, http.client.HTTPException) as error:
-        raise _TransferError(f"{_reason(error)} (the next run continues there)") from error
-
-
-def _reason(error: Exception) -> str:
-    cause = getattr(error, "reason", error)
-    text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
-    return " ".join(text.split())
+        raise _TransferError(f"{network_cause(error)} (the next run continues there)") from error

@@ -18,18 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.data.ahead import one_ahead
-from utils.data.batch import Batch
-from utils.data.draws import (
+from utils.data.batch import (
     MIX_STREAM,
     ORDER_STREAM,
-    Draws,
+    Batch,
+    one_ahead,
     random_generator,
     trial_draws,
 )
-from utils.data.hold_out import HoldOut
-from utils.data.repeats import repeated
 from utils.data.steps import Piece, Steps
+from utils.mixup.mixing import Draws
 from utils.to_device import to_device
 
 
@@ -44,7 +42,7 @@ class Loader(Steps, ABC):
         device: where the batches are needed.
         seed: of the order, and of all else that is drawn.
         hold_out: samples that the first epochs leave out; None: there are none.
-        repeats: copies in an epoch of each sample that it has (see repeats.py).
+        repeats: copies in an epoch of each sample that it has (see `repeated`).
         options: see Steps.
     """
 
@@ -187,3 +185,57 @@ class Loader(Steps, ABC):
     def _heaviest(self, n: int) -> np.ndarray:
         """(n,) int64: samples, repeated if there are fewer than n."""
         return np.arange(n) % len(self.labels)
+
+
+def repeated(order: np.ndarray, repeats: int, step_size: int) -> np.ndarray:
+    """The first of the samples, each `repeats` times: as many as before.
+
+    The copies of a sample, which differ in their augmentation, lie in the same optimizer step, as
+    far apart as possible, and so on different ranks if there are several; those of a sample at the
+    end of a step lie in two steps unless `step_size` is a multiple of `repeats`. Hoffer et al.,
+    "Augment your batch" (2020), and the sampler of DeiT, which splits each step among the ranks
+    likewise.
+
+    Args:
+        order: (samples,) int64.
+        step_size: samples in an optimizer step.
+    """
+    if repeats == 1:
+        return order
+    several = np.repeat(order[: -(-len(order) // repeats)], repeats)[: len(order)]
+    for first in range(0, len(several), step_size):
+        step = several[first : first + step_size]
+        step[:] = np.concatenate([step[copy::repeats] for copy in range(repeats)])
+    return several
+
+
+class HoldOut:
+    """Samples that are held out during the first epochs; without `release_from`, during all.
+
+    In each of these epochs every held-out sample is replaced by another one, drawn at random, which
+    the epoch then visits twice. So all epochs have equally many samples and steps.
+
+    Args:
+        index: (n,) int64: the held-out samples.
+        total: number of all samples.
+    """
+
+    def __init__(self, index: np.ndarray, total: int):
+        self._is_held_out = np.zeros(total, bool)
+        self._is_held_out[index] = True
+        self._others = np.flatnonzero(~self._is_held_out)
+        self._until: int | None = None
+
+    def release_from(self, epoch: int) -> None:
+        """The held-out samples are trained on from this epoch on."""
+        self._until = epoch
+
+    def replace(self, order: np.ndarray, epoch: int, generator: np.random.Generator) -> np.ndarray:
+        """The order of an epoch, (samples,) int64, with each held-out sample replaced."""
+        if self._until is not None and epoch >= self._until:
+            return order
+        held_out = self._is_held_out[order]
+        substitutes = generator.choice(self._others, held_out.sum(), replace=False)
+        order = order.copy()
+        order[held_out] = substitutes
+        return order

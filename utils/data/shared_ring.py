@@ -6,6 +6,7 @@ import contextlib
 import errno
 import math
 import os
+import shutil
 from collections.abc import Callable
 from multiprocessing.shared_memory import SharedMemory
 
@@ -81,20 +82,16 @@ class Ring:
 
 def free_bytes() -> int | None:
     """Free shared memory; None if it is not known."""
-    try:
-        found = os.statvfs(FOLDER)
-    except OSError:
-        return None
-    return found.f_bavail * found.f_frsize
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(FOLDER).free
+    return None
 
 
 def total_bytes() -> int | None:
     """Shared memory, free or not; None if it is not known."""
-    try:
-        found = os.statvfs(FOLDER)
-    except OSError:
-        return None
-    return found.f_blocks * found.f_frsize
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(FOLDER).total
+    return None
 
 
 def _fitting(wanted: int, slot_bytes: int, free: int | None, ranks: int) -> int:

@@ -44,6 +44,11 @@ class Failure(NamedTuple):
     is_users: bool  # a UserError, not a bug
     text: str
 
+    def exception(self) -> Exception:
+        if self.is_users:
+            return UserError(self.text)
+        return RuntimeError(f"in a worker process:\n{self.text}")
+
 
 class Reader(Protocol):
     """How a worker reads one set of pictures; a dataclass, sent to each worker once."""

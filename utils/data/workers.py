@@ -5,22 +5,36 @@ Their pictures may have to be read from the disk, for which the training step mu
 training process draws which samples a batch has and how each is augmented, as it does without
 workers (see loader.py); a worker carries that out and puts the batch into shared memory. So batches
 are the same to the bit with any number of workers, even if workers die or hang.
+
+A DataLoader of PyTorch would not do: its workers import PyTorch and belong to one loader, and the
+death of one ends the run.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing import connection as connections
+from multiprocessing import get_context
 from multiprocessing.util import Finalize
 from typing import Any
 
+import numpy as np
+
 from utils.data.shared_ring import Ring
-from utils.data.worker_handle import Job, Worker, end_all, exception
-from utils.data.worker_process import MapReader, Reader, Request, file_identity, is_map
+from utils.data.worker_process import (
+    SIGNALS,
+    MapReader,
+    Reader,
+    Request,
+    file_identity,
+    is_map,
+    work,
+)
 from utils.errors import UserError
 
 AHEAD = 2  # batches in preparation per worker
@@ -30,6 +44,89 @@ DEATHS = 3  # per worker, without a finished batch in between, after which the r
 PATIENCE = 120
 HANGS = 3  # over the same batch, after which the run gives up
 LOOK = 1.0  # seconds between two looks at the workers while training waits
+
+
+class Job:
+    """A batch in preparation.
+
+    Attributes:
+        slot: for the batch; None until the job is sent to a worker.
+        done: the worker has answered.
+        stale: nobody needs the batch any more.
+        hangs: how many workers have hung over it.
+    """
+
+    def __init__(self, reader: Reader, rows: np.ndarray, plan):
+        self.reader, self.rows, self.plan = reader, rows, plan
+        self.slot: int | None = None
+        self.done = self.stale = False
+        self.failure: Exception | None = None
+        self.hangs = 0
+
+
+class Worker:
+    """A process, our end of the pipe to it, and the jobs sent to it, the oldest first.
+
+    Attributes:
+        waited: seconds that training has waited since the worker last answered or had no job.
+    """
+
+    def __init__(self, process, connection):
+        self.process, self.connection = process, connection
+        self.jobs: deque[Job] = deque()
+        self.knows: set[int] = set()  # numbers of readers
+        self.waited = 0.0
+
+    @classmethod
+    def start(cls, ring: Ring) -> Worker:
+        """Raises UserError if no process can be started."""
+        context = get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=work, args=(theirs, ring.name, *ring.array.shape), daemon=True
+        )
+        # The child inherits the blocked signals, and ignores them once it runs.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            process.start()
+        except OSError as error:
+            ours.close()
+            raise UserError(
+                f"cannot start a worker process: {error.strerror or error}; use fewer --workers"
+            ) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+        return cls(process, ours)
+
+    def reap(self) -> str:
+        """Waits for the end of a process that dies, or has nothing more to do; returns why it
+        ended."""
+        self.connection.close()
+        self.process.join(1)
+        if self.process.is_alive():  # although its pipe is closed
+            self.kill()
+        code = self.process.exitcode
+        if code is not None and code < 0:
+            return signal.Signals(-code).name
+        return f"exit code {code}"
+
+    def kill(self) -> None:
+        """Kills the process, which writes nothing more, although it may end later: when a disk
+        that it waits for answers."""
+        self.connection.close()
+        self.process.kill()
+        self.process.join(1)
+
+
+def end_all(members: list[Worker], ring: Ring) -> None:
+    """Ends the workers and frees the ring."""
+    for worker in members:  # they have nothing to save
+        worker.process.kill()
+    for worker in members:
+        worker.reap()
+    members.clear()
+    ring.close()
 
 
 class WorkerPool:
@@ -216,7 +313,7 @@ class WorkerPool:
             self._deaths = 0
             worker.waited = 0.0
             job = worker.jobs.popleft()
-            job.done, job.failure = True, exception(failure)
+            job.done, job.failure = True, failure and failure.exception()
             if job.stale:
                 self._free.append(job.slot)
 

@@ -10,7 +10,7 @@ from utils.distributed.exchange import ProcessExchange
 from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.launch.launchers import TORCHRUN, LaunchedAs
-from utils.settings.hosts import PLACES
+from utils.settings.yaml_file import PLACES
 
 # What may depend on the machine: where files are, and how many cores are used. The contents of
 # files are compared: recipes by the settings in them, data by `agree_on_data`.

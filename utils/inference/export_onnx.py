@@ -1,6 +1,9 @@
-"""Export to ONNX. The graph is checked before the file gets its final name."""
+"""Export to ONNX, which ONNX Runtime checks before the file gets its final name; and `--engine ort`
+without training, where it computes the model."""
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from utils.engines.ort.session import import_onnxruntime
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 from utils.files import written_aside
 from utils.inference.export_samples import (
     SAMPLES,
@@ -19,8 +22,10 @@ from utils.inference.export_samples import (
     plain_copy,
     samples_for,
 )
-from utils.inference.onnx_session import OnnxSession, one_line
 from utils.machine.packages import silenced
+from utils.packed import PackedTokens
+from utils.plural import counted
+from utils.training.hardware import forward_flops
 from utils.weights.card import ModelCard, TextCard
 
 # Largest differences in float32 between PyTorch and another engine: of probabilities, and of their
@@ -28,15 +33,20 @@ from utils.weights.card import ModelCard, TextCard
 TOLERANCE, LOG_TOLERANCE = 1e-4, 0.1
 # The most that a protocol buffer holds; ONNX keeps larger weights in a second file.
 ONNX_BYTES = 2_000_000_000
-# Ten seconds of onnx.reference, which computes about 5e9 multiply-adds per second.
-REFERENCE_MULTIPLY_ADDS = 50_000_000_000
+# Ten seconds of onnx.reference, which computes about 1e10 operations per second.
+REFERENCE_FLOPS = 100_000_000_000
+# How ONNX Runtime names an operator that it cannot compute, or does not know.
+_MISSING = re.compile(
+    r"implementation for (\w+)|No Op registered for (\w+)|: ?(\w+)\(-?\d+\) is not a"
+)
+_WITHOUT_ORT = "leave out --engine ort"
 _OTHER_WAY = "export to safetensors, or try other versions of torch, onnx and onnxscript"
 
 
 def export_onnx(
     model: nn.Module,
     card: ModelCard | TextCard,
-    path: str | Path,
+    path: Path,
     architecture: str = "",
     weights: str = "",
 ) -> str:
@@ -59,9 +69,6 @@ def export_onnx(
         UserError: a package is missing, the model has no ONNX form or is too large, the file
             cannot be written, or a check fails.
     """
-    path = Path(path)
-    if path.suffix != ".onnx":
-        raise UserError(f"{path}: the name of the file must end in .onnx")
     try:
         import onnx
         import onnxscript  # noqa: F401  (torch.onnx needs it)
@@ -71,7 +78,10 @@ def export_onnx(
         ) from None
     model = traceable(model, "export a smaller model, or to safetensors")
     samples = samples_for(card)
-    proto = trace(model, samples)
+    proto = trace(
+        samples.graph(model), samples.example(), samples.dynamic_shapes(), samples.name,
+        "probabilities",
+    )  # fmt: skip
     metadata = {key: json.dumps(value) for key, value in metadata_of(card).items()}
     onnx.helper.set_model_props(
         proto, metadata | {"architecture": architecture, "weights": weights}
@@ -84,7 +94,7 @@ def export_onnx(
         try:
             onnx.checker.check_model(str(aside), full_check=True)
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-            raise UserError(f"{path}: {one_line(error)}: {_OTHER_WAY}") from error
+            raise UserError(f"{path}: {one_line(error, 200)}: {_OTHER_WAY}") from error
         probabilities, engine = _answers(proto, model, samples, random)
         if probabilities is None:
             return f"graph valid; {engine}"
@@ -115,13 +125,15 @@ def traceable(model: nn.Module, other_way: str) -> nn.Module:
     return model
 
 
-def trace(model: nn.Module, samples):
-    """The ONNX model, without the source paths and lines that the exporter writes into it.
+def trace(graph: nn.Module, example: Tensor, dynamic_shapes: dict, name: str, output: str):
+    """The ONNX model of `graph`, without the source paths and lines that the exporter writes into
+    it.
 
     Args:
-        model: as `traceable` returns it.
-        samples: PictureSamples, TextSamples, or what has the same name, output, graph, example and
-            dynamic_shapes.
+        graph: of a model that `traceable` returns.
+        example: its input, with two samples.
+        dynamic_shapes: {dimension of the input: its torch.export.Dim}, where sizes may differ.
+        name, output: of the input and the output.
 
     Raises:
         UserError: the model has no ONNX form.
@@ -130,22 +142,24 @@ def trace(model: nn.Module, samples):
     try:
         with silenced(), sdpa_kernel(SDPBackend.MATH):
             program = torch.onnx.export(
-                samples.graph(model).eval(),
-                (samples.example(),),
+                graph.eval(),
+                (example,),
                 dynamo=True,
                 verbose=False,
-                input_names=[samples.name],
-                output_names=[samples.output],
-                dynamic_shapes=(samples.dynamic_shapes(),),
+                input_names=[name],
+                output_names=[output],
+                dynamic_shapes=(dynamic_shapes,),
             )
             proto = program.model_proto
     except torch.onnx.OnnxExporterError as error:
-        raise UserError(f"this model cannot be exported to ONNX ({one_line(error)})") from error
-    graph = proto.graph
-    for part in [graph, *graph.node, *graph.value_info, *graph.input, *graph.output]:
+        raise UserError(
+            f"this model cannot be exported to ONNX ({one_line(error, 200)})"
+        ) from error
+    made = proto.graph
+    for part in [made, *made.node, *made.value_info, *made.input, *made.output]:
         del part.metadata_props[:]
         part.doc_string = ""
-    for initializer in graph.initializer:
+    for initializer in made.initializer:
         del initializer.metadata_props[:]
     return proto
 
@@ -157,8 +171,8 @@ def _answers(
     try:
         import_onnxruntime()
     except ImportError:
-        cost = multiply_adds(model, samples.prepared(inputs))
-        if cost > REFERENCE_MULTIPLY_ADDS:
+        cost = forward_flops(model, samples.prepared(inputs))
+        if cost is None or cost > REFERENCE_FLOPS:
             return None, "not run: pip install onnxruntime to have its answers compared"
         from onnx.reference import ReferenceEvaluator
 
@@ -175,18 +189,108 @@ def close(probabilities: np.ndarray, expected: np.ndarray) -> bool:
     return bool(difference < TOLERANCE and np.abs(logarithms).max() < LOG_TOLERANCE)
 
 
-def multiply_adds(model: nn.Module, inputs: Tensor) -> int:
-    """Multiply-adds of convolutions and linear layers for `inputs`."""
-    total = 0
+class OnnxSession:
+    """A graph with one input and one output, and as many threads as PyTorch has now.
 
-    def count(module: nn.Module, _, output: Tensor) -> None:
-        nonlocal total
-        total += output.numel() * module.weight[0].numel()
+    Args:
+        proto: the onnx.ModelProto.
+        other_way: what the user can do if ONNX Runtime refuses it, for the error.
 
-    counted = (nn.Conv2d, nn.Linear)
-    hooks = [m.register_forward_hook(count) for m in model.modules() if isinstance(m, counted)]
-    with torch.inference_mode():
-        model(inputs)
-    for hook in hooks:
-        hook.remove()
-    return total
+    Raises:
+        UserError: ONNX Runtime cannot compute the graph, or, by `run`, this input.
+    """
+
+    def __init__(self, proto, other_way: str):
+        onnxruntime, _ = import_onnxruntime()
+        self.other_way = other_way
+        self.threads = torch.get_num_threads()
+        self.engine = f"ONNX Runtime {onnxruntime.__version__}"
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # errors only
+        options.intra_op_num_threads = self.threads
+        try:
+            self._session = onnxruntime.InferenceSession(
+                proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # ONNX Runtime's exceptions have no public base class
+            raise self._refusal(error) from error
+        self._name = self._session.get_inputs()[0].name
+
+    def run(self, inputs: np.ndarray) -> np.ndarray:
+        """The output for this input."""
+        try:
+            return self._session.run(None, {self._name: inputs})[0]
+        except Exception as error:
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: Exception) -> UserError:
+        missing = _MISSING.search(str(error))
+        why = (
+            f"it cannot compute the operator {missing[missing.lastindex]} on a CPU"
+            if missing
+            else one_line(error, 200)
+        )
+        return UserError(f"{self.engine} refuses the graph ({why}): {self.other_way}")
+
+
+class OnnxModel(nn.Module):
+    """Stands in for a model in evaluation: takes its inputs, and ONNX Runtime computes its logits.
+
+    The model itself computes the first batch, too, and a line says how far the probabilities are
+    apart.
+
+    Args:
+        model: on the CPU; its weights are copied into the graph.
+        samples: of its inputs.
+        say: called with that line.
+
+    Raises:
+        UserError: the model has no ONNX form, ONNX Runtime cannot compute it or, at the first
+            batch, gives other answers than PyTorch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        samples: PictureSamples | TextSamples,
+        say: Callable[[str], None],
+    ):
+        super().__init__()
+        self.model, self.samples, self.say = model, samples, say
+        plain = traceable(model, _WITHOUT_ORT)
+        try:
+            example = samples.prepared(samples.example().numpy()).contiguous()
+            proto = trace(plain, example, samples.dynamic_shapes(), "inputs", "logits")
+        except UserError as error:
+            raise UserError(f"--engine ort: {error}: {_WITHOUT_ORT}") from error
+        self.session = OnnxSession(proto, _WITHOUT_ORT)
+        self.compared = False
+
+    @torch.inference_mode()
+    def forward(self, inputs: Tensor | PackedTokens) -> Tensor:
+        """(n, channels, height, width) float32, or texts -> logits (n, classes) float32."""
+        tensor: Tensor = inputs
+        if isinstance(inputs, PackedTokens):
+            assert isinstance(self.samples, TextSamples)
+            tensor = inputs.padded(self.samples.pad)
+        logits = torch.from_numpy(self.session.run(tensor.contiguous().numpy()))
+        if not self.compared:
+            self._compare(logits.softmax(1).numpy(), self.model(inputs).softmax(1).numpy())
+            self.compared = True
+        return logits
+
+    def _compare(self, found: np.ndarray, expected: np.ndarray) -> None:
+        """Compares probabilities (n, classes) with those of PyTorch."""
+        session, what = self.session, self.samples.what
+        difference = float(np.abs(found - expected).max())
+        if not close(found, expected):
+            raise UserError(
+                f"--engine ort: on the first {len(found):,} {what} the probabilities of "
+                f"{session.engine}, or their logarithms, differ too much from PyTorch's (by "
+                f"{difference:.1e}; at most {TOLERANCE:.0e}): {_WITHOUT_ORT}, or try another "
+                "version of onnxruntime"
+            )
+        self.say(
+            f"{session.engine}, {counted(session.threads, 'thread')}: on the first "
+            f"{len(found):,} {what} within {difference:.1e} of PyTorch's probabilities"
+        )

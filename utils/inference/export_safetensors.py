@@ -19,7 +19,7 @@ from utils.weights.pretrained import fit_weights, load_pretrained
 def export_safetensors(
     model: nn.Module,
     card: ModelCard | TextCard,
-    path: str | Path,
+    path: Path,
     architecture: str = "",
     weights: str = "",
 ) -> str:
@@ -36,9 +36,6 @@ def export_safetensors(
     Raises:
         UserError: the file cannot be written, or the check fails.
     """
-    path = Path(path)
-    if path.suffix != ".safetensors":
-        raise UserError(f"{path}: the name of the file must end in .safetensors")
     model = plain_copy(model)
     tensors = _apart(model.state_dict())
     text = json.dumps({"architecture": architecture, "weights": weights} | card.to_dict())

@@ -16,11 +16,10 @@ SAMPLES = 5  # in a check; not 2 as in `example`, so that a batch of fixed size 
 class PictureSamples:
     """Samples for a model of pictures.
 
-    `name` is that of the graph's input, `output` that of its output, `what` the samples in
-    messages.
+    `name` is that of the graph's input, `what` the samples in messages.
     """
 
-    name, output, what = "images", "probabilities", "pictures"
+    name, what = "images", "pictures"
 
     def __init__(self, card: ModelCard):
         self.card = card
@@ -59,7 +58,7 @@ class TextSamples:
         max_len: the most tokens of a text.
     """
 
-    name, output, what = "ids", "probabilities", "texts"
+    name, what = "ids", "texts"
 
     def __init__(self, size: int, pad: int, max_len: int):
         self.size, self.pad, self.max_len = size, pad, max_len

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from utils.data.images.decode import decode_all, strict_pillow
+from utils.data.images.decode import decode_all, not_readable, strict_pillow
 from utils.data.images.file_formats import unread_formats
-from utils.data.images.form import USUAL, Form
-from utils.data.images.imagefolder import is_ignored, walk
+from utils.data.images.image_data import USUAL, Form
+from utils.data.images.imagefolder import walk
 from utils.data.images.loader import Normalize
+from utils.data.images.split_names import is_ignored
 from utils.errors import UserError
-from utils.files import written_aside
+from utils.inference.predictions import not_a_number, predictions_file
 from utils.machine.cores import usable_cores
 from utils.plural import counted
 from utils.reporting.console import PLAIN_LINE_SECONDS
@@ -37,14 +38,6 @@ HEADER = "file,class,probability\n"
 def _empty(names: Sequence[str]) -> Iterator[str]:
     """The rows of a list whose pictures could not be read."""
     return (f"{quoted(name)},,\n" for name in names)
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """What `predict_images` has done."""
-
-    pictures: int  # rows in the file, without the header
-    skipped: int  # files that could not be decoded
 
 
 def list_pictures(path: str | Path, say: Callable[[str], None] = lambda line: None) -> list[str]:
@@ -89,8 +82,8 @@ def predict_images(
     flip: bool = False,
     channels_last: bool = True,
     say: Callable[[str], None] = print,
-    interrupted: Callable[[], bool] = lambda: False,
-) -> Predictions | None:
+    before_batch: Callable[[], None] = lambda: None,
+) -> int:
     """Writes the most probable class of each picture and its probability into `output_csv`.
 
     The columns are file, class and probability (0 to 1); rows are in the order of `files.paths`.
@@ -106,136 +99,106 @@ def predict_images(
         flip: average the probabilities over each picture and its mirror image.
         channels_last: memory order of the inputs.
         say: is given lines of progress (where there is no terminal) and a line on skipped files.
-        interrupted: called before each forward pass; True ends the predictions.
+        before_batch: called before each forward pass; if it raises, no file is written.
 
     Returns:
-        None if interrupted; no file is written then.
+        how many pictures were predicted.
 
     Raises:
         UserError: a file is not a picture, none can be decoded, the model does not take square
             pictures or gives NaN, or `output_csv` cannot be written.
     """
-    card = files.card
+    card, total = files.card, len(files.paths)
     if card.height != card.width:
         raise UserError(
             f"--predict: the model takes pictures of {card.height}x{card.width}, and files of any "
             "shape are cropped and resized to squares only: train with square pictures"
         )
     normalize = Normalize(card.mean, card.std, card.width, precision.device, channels_last)
-    training = model.training
-    model.eval()
-    try:
-        with (
-            written_aside(output_csv) as aside,
-            open(aside, "w", encoding="utf-8", errors="backslashreplace", newline="") as table,
-            _Progress(len(files.paths), say) as progress,
-            contextlib.closing(files.batches(batch_size, progress.advance)) as batches,
-        ):
-            table.write(HEADER)
-            done = 0  # names of a list
-            for rows, pictures in batches:
-                if interrupted():
-                    raise _Interrupted
-                inputs = normalize(torch.from_numpy(pictures).to(precision.device))
-                probabilities, classes = _predict(model, inputs, precision, flip)
-                for row, index, p in zip(rows, classes, probabilities, strict=True):
-                    if p != p:
-                        raise UserError(
-                            f"the model's answer to {files.paths[row]} is not a number: try "
-                            "--precision fp32, or another checkpoint"
-                        )
-                    if files.names is not None:
-                        table.writelines(_empty(files.names[done:row]))
-                        done = row + 1
-                    name = files.names[row] if files.names else safe_path(files.paths[row])
-                    label = safe_text(card.classes[index])
-                    table.write(f"{quoted(name)},{quoted(label)},{p:.6f}\n")
-            table.writelines(_empty((files.names or [])[done:]))
-            if not files.pictures:
-                example = f", such as {files.skipped[0]}" if files.skipped else ""
-                raise UserError(
-                    f"--predict: none of the {len(files.paths):,} files is a readable picture"
-                    f"{example}"
-                )
-    except _Interrupted:
-        return None
-    finally:
-        model.train(training)
+    terminal, told = sys.stderr.isatty(), time.monotonic()
+    named = predicted = 0  # names of a list that are written; pictures
+    with (
+        predictions_file(output_csv, model) as table,
+        tqdm(
+            desc="predicting", total=total, unit=" pictures", disable=not terminal, leave=False
+        ) as bar,
+        contextlib.closing(files.batches(batch_size)) as batches,
+    ):
+        table.write(HEADER)
+        for rows, pictures in batches:
+            before_batch()
+            inputs = normalize(torch.from_numpy(pictures).to(precision.device))
+            probabilities, classes = _predict(model, inputs, precision, flip)
+            for row, index, p in zip(rows, classes, probabilities, strict=True):
+                if p != p:
+                    raise not_a_number(files.paths[row])
+                if files.names is not None:
+                    table.writelines(_empty(files.names[named:row]))
+                    named = row + 1
+                name = files.names[row] if files.names else safe_path(files.paths[row])
+                label = safe_text(card.classes[index])
+                table.write(f"{quoted(name)},{quoted(label)},{p:.6f}\n")
+            predicted, done = predicted + len(rows), rows[-1] + 1
+            bar.update(done - bar.n)
+            if not terminal and time.monotonic() - told >= PLAIN_LINE_SECONDS:
+                told = time.monotonic()
+                say(f"{done:,} of {total:,} pictures")
+        table.writelines(_empty((files.names or [])[named:]))
+        if not predicted:
+            example = f", such as {files.skipped[0]}" if files.skipped else ""
+            raise UserError(
+                f"--predict: none of the {total:,} files is a readable picture{example}"
+            )
     if files.skipped:
         say(f"{counted(len(files.skipped), 'bad file')} left out, such as {files.skipped[0]}")
-    return Predictions(files.pictures, len(files.skipped))
+    return predicted
 
 
+@dataclass
 class PictureFiles:
     """Files, decoded by threads a few chunks ahead. To be read once.
 
-    Args:
+    Attributes:
         card: of the model; gives the size and the channels of the decoded pictures.
         workers: threads; None: one per core.
         on_bad: "error" or "skip", for files that cannot be decoded.
         form: how a file becomes a picture.
         names: of the files of a list, each of which gets a row; None: `paths`, each that is read.
-
-    Attributes:
-        pictures: number of pictures that `batches` has yielded and its caller is done with.
         skipped: "path: reason" for each file skipped so far.
     """
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        card: ModelCard,
-        workers: int | None = None,
-        on_bad: str = "error",
-        form: Form = USUAL,
-        names: Sequence[str] | None = None,
-    ):
-        self.paths, self.card, self.on_bad = list(paths), card, on_bad
-        self.form, self.names = form, names
-        self.workers = max(1, usable_cores() if workers is None else workers)
-        self.pictures = 0
-        self.skipped: list[str] = []
+    paths: list[str]
+    card: ModelCard
+    workers: int | None = None
+    on_bad: str = "error"
+    form: Form = USUAL
+    names: Sequence[str] | None = None
+    skipped: list[str] = field(default_factory=list)
 
-    def batches(
-        self, size: int, advance: Callable[[int], None]
-    ) -> Generator[tuple[list[int], np.ndarray]]:
+    def batches(self, size: int) -> Generator[tuple[list[int], np.ndarray]]:
         """Numbers of paths, and pictures, (n, height, width, channels) uint8, at most `size` each.
-
-        Args:
-            advance: called with the number of files that are done: of each batch when the next
-                one is requested, and of the skipped files of each chunk.
 
         Raises:
             UserError: a file cannot be decoded, and `on_bad` is "error".
         """
+        workers = max(1, usable_cores() if self.workers is None else self.workers)
+        decoded = decode_all(self.paths, self.card.height, workers, self.form, kept=False)
         done = 0
-        with (
-            strict_pillow(),
-            contextlib.closing(
-                decode_all(self.paths, self.card.height, self.workers, self.form, kept=False)
-            ) as chunks,
-        ):
+        with strict_pillow(), contextlib.closing(decoded) as chunks:
             for pictures, errors in chunks:
-                length = len(pictures) + len(errors)
-                rows = self._readable(range(done, done + length), errors)
+                rows = range(done, done + len(pictures) + len(errors))
+                readable, done = self._readable(rows, errors), rows.stop
                 if self.card.channels == 1:
                     pictures = to_gray(pictures)
-                for start in range(0, len(rows), size):
+                for start in range(0, len(readable), size):
                     piece = slice(start, start + size)
-                    yield rows[piece], pictures[piece]
-                    self.pictures += len(rows[piece])
-                    advance(len(rows[piece]))
-                advance(len(errors))
-                done += length
+                    yield readable[piece], pictures[piece]
 
     def _readable(self, rows: range, errors: dict[int, str]) -> list[int]:
         for offset, why in errors.items():
             path = self.paths[rows[offset]]
             if self.on_bad == "error":
-                raise UserError(
-                    f"{path} is not a readable picture ({why}): remove it, or leave out "
-                    "all such files with --on_bad skip"
-                )
+                raise not_readable(path, why, "files")
             self.skipped.append(f"{path}: {why}")
         return [row for offset, row in enumerate(rows) if offset not in errors]
 
@@ -248,10 +211,6 @@ def to_gray(pictures: np.ndarray) -> np.ndarray:
     weights = np.array([19595, 38470, 7471], np.uint32)  # in 1/65536; they add up to 1
     luma = (pictures.astype(np.uint32) * weights).sum(-1, keepdims=True, dtype=np.uint32)
     return ((luma + 32768) >> 16).astype(np.uint8)
-
-
-class _Interrupted(Exception):
-    """Leaves `written_aside` by an exception, so that no file is written."""
 
 
 def _predict(
@@ -267,31 +226,3 @@ def _predict(
         )
         probabilities, classes = all_probabilities.max(1)
     return probabilities.tolist(), classes.tolist()
-
-
-class _Progress:
-    """A bar on a terminal, else a line at intervals."""
-
-    def __init__(self, total: int, say: Callable[[str], None]):
-        self._total, self._say, self._done = total, say, 0
-        self._last = time.monotonic()
-        self._bar = tqdm(
-            desc="predicting",
-            total=total,
-            unit=" pictures",
-            disable=not sys.stderr.isatty(),
-            leave=False,
-        )
-
-    def __enter__(self) -> "_Progress":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._bar.close()
-
-    def advance(self, pictures: int) -> None:
-        self._done += pictures
-        self._bar.update(pictures)
-        if self._bar.disable and time.monotonic() - self._last >= PLAIN_LINE_SECONDS:
-            self._last = time.monotonic()
-            self._say(f"{self._done:,} of {self._total:,} pictures")

@@ -1,6 +1,6 @@
 """Writes what a trained model predicts for texts without a class, as a CSV file."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +9,10 @@ from torch import nn
 
 from utils.data.texts.loader import TextLoader
 from utils.data.texts.rows import read_texts
+from utils.data.texts.sources import TextRequest
 from utils.data.texts.token_store import TokenSplit, lines_on_losses
 from utils.data.texts.tokenizer import encode, tokenizer_from_json
-from utils.errors import UserError
-from utils.files import written_aside
+from utils.inference.predictions import not_a_number, predictions_file
 from utils.reporting.csv_fields import quoted, safe_text
 from utils.training.objective import Precision
 from utils.weights.card import TextCard
@@ -23,20 +23,15 @@ CHUNK = 8192  # texts that are encoded, and sorted by length, at a time
 def predict_texts(
     model: nn.Module,
     card: TextCard,
-    path: str | Path,
+    path: Path,
+    request: TextRequest,
     *,
     output_csv: str | Path,
-    text_columns: Sequence[str] | None = None,
-    label_column: str | None = None,
     batch_size: int,
     precision: Precision,
-    device: torch.device,
-    on_bad: str = "error",
-    encoding: str | None = None,
-    header: bool | None = None,
-    interrupted: Callable[[], bool] = lambda: False,
+    before_batch: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = lambda line: None,
-) -> int | None:
+) -> int:
     """Writes `output_csv`, in UTF-8, with a row for each row of the file `path`, in its order: the
     number of its line, the text as the model reads it, the most probable class, and the probability
     of every class (0 to 1). These are empty where the row is bad.
@@ -45,76 +40,52 @@ def predict_texts(
     appears only when it is complete.
 
     Args:
-        model: on `device`; PackedTokens -> logits (n, classes).
-        path: .csv, .tsv, .jsonl, or .txt with one text a line (utils/data/texts/rows.py).
-        text_columns: names or numbers (from 1); None: guessed.
-        label_column: name of a column with classes, which is ignored; None: guessed.
-        on_bad: "error" or "skip", for bad rows, such as those without a text.
-        encoding, header: see `read_texts` in utils/data/texts/rows.py.
-        interrupted: called before every batch.
+        model: on the device of `precision`; PackedTokens -> logits (n, classes).
+        path: .csv, .tsv, .jsonl, or .txt with one text a line.
+        request: how the file is read, see `read_texts` in utils/data/texts/rows.py.
+        before_batch: called before each forward pass; if it raises, no file is written.
         say: is given a line on the columns that are taken, and on bad rows.
 
     Returns:
-        the number of texts; None if `interrupted()` became true, in which case no file is written.
+        the number of texts.
 
     Raises:
         UserError: the file or a row of it cannot be used, or an answer is not a number.
     """
-    rows = read_texts(
-        path, text_columns or (), label_column, on_bad, card.clean, card.classes, card.line_end,
-        say, encoding, header,
-    )  # fmt: skip
+    rows = read_texts(path, request, classes=card.classes, line_end=card.line_end, say=say)
     tokenizer, encoded = tokenizer_from_json(card.tokenizer), []
-    training = model.training
-    model.eval()
-    try:
-        with (
-            written_aside(output_csv) as aside,
-            open(aside, "w", encoding="utf-8", errors="backslashreplace", newline="") as file,
-        ):
-            names = [quoted(safe_text(name)) for name in card.classes]
-            file.write(",".join(["line", "text", "class", *names]) + "\n")
-            for start in range(0, len(rows), CHUNK):
-                chunk = rows[start : start + CHUNK]
-                tokens, offsets = encode(tokenizer, [text or "" for _, text in chunk])
-                encoded.append(TokenSplit(tokens, offsets, np.zeros(len(chunk), np.int64)))
-                loader = TextLoader(
-                    tokens, offsets, encoded[-1].labels, batch_size=batch_size, device=device,
-                    max_len=card.max_len,
-                )  # fmt: skip
-                probabilities = _probabilities(model, loader, precision, interrupted)
-                for (line, text), p in zip(chunk, probabilities, strict=True):
-                    if text is None:
-                        file.write(f"{line},,{',' * len(names)}\n")
-                        continue
-                    if np.isnan(p).any():
-                        raise UserError(
-                            f"the model's answer to line {line} of {path} is not a number: try "
-                            "--precision fp32, or another checkpoint"
-                        )
-                    cells = [quoted(safe_text(text)), names[p.argmax()], *(f"{x:.6f}" for x in p)]
-                    file.write(f"{line},{','.join(cells)}\n")
-    except _Interrupted:
-        return None
-    finally:
-        model.train(training)
+    with predictions_file(output_csv, model) as file:
+        names = [quoted(safe_text(name)) for name in card.classes]
+        file.write(",".join(["line", "text", "class", *names]) + "\n")
+        for start in range(0, len(rows), CHUNK):
+            chunk = rows[start : start + CHUNK]
+            tokens, offsets = encode(tokenizer, [text or "" for _, text in chunk])
+            encoded.append(TokenSplit(tokens, offsets, np.zeros(len(chunk), np.int64)))
+            loader = TextLoader(
+                tokens, offsets, encoded[-1].labels, batch_size=batch_size,
+                device=precision.device, max_len=card.max_len,
+            )  # fmt: skip
+            probabilities = _probabilities(model, loader, precision, before_batch)
+            for (line, text), p in zip(chunk, probabilities, strict=True):
+                if text is None:
+                    file.write(f"{line},,{',' * len(names)}\n")
+                    continue
+                if np.isnan(p).any():
+                    raise not_a_number(f"line {line} of {path}")
+                cells = [quoted(safe_text(text)), names[p.argmax()], *(f"{x:.6f}" for x in p)]
+                file.write(f"{line},{','.join(cells)}\n")
     splits = {"predicted": encoded}
     for note in lines_on_losses(splits, card.tokenizer, card.max_len, trained=True):
         say(note)
     return sum(text is not None for _, text in rows)
 
 
-class _Interrupted(Exception):
-    """Abandons the file that is being written."""
-
-
-def _probabilities(model, loader: TextLoader, precision: Precision, interrupted) -> np.ndarray:
+def _probabilities(model, loader: TextLoader, precision: Precision, before_batch) -> np.ndarray:
     """(texts, classes) float32, in the order of the texts, not of the loader."""
     parts = []
     with torch.inference_mode():
         for batch in loader.epoch():
-            if interrupted():
-                raise _Interrupted
+            before_batch()
             with precision.autocast():
                 logits = model(batch.inputs)
             parts.append(logits.float().softmax(1))

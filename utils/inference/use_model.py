@@ -1,20 +1,19 @@
-"""What a trained model is used for: predictions for new files, and export."""
+"""What a trained model is used for: evaluation, predictions for new files, and export."""
 
 import os
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
+from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
 from utils.data.images.csv_lists import listed_pictures
 from utils.data.images.split_names import ENDINGS
 from utils.data.texts.encodings import BY_ROW
-from utils.data.texts.rows import column_names
 from utils.errors import UserError
 from utils.files import replace_file
-from utils.inference.export_onnx import export_onnx
+from utils.inference.export_onnx import OnnxModel, export_onnx
 from utils.inference.export_safetensors import export_safetensors
 from utils.inference.export_samples import samples_for
-from utils.inference.onnx_model import OnnxModel
 from utils.inference.predict_pictures import (
     PictureFiles,
     is_predictions,
@@ -23,12 +22,16 @@ from utils.inference.predict_pictures import (
 )
 from utils.inference.predict_texts import predict_texts
 from utils.launch.signals import StoppedBySignal
-from utils.runs.prepare import kept_modules
+from utils.plural import counted
+from utils.reporting.run_folder import REPORT, default_path
+from utils.runs.prepare import kept_modules, measure_split, prepare
+from utils.runs.report import flip_text, report_classes
 from utils.runs.resume import which_weights
 from utils.runs.run import Run
 from utils.tasks.kinds import Kind
+from utils.tasks.texts import text_request
 from utils.training.keep_fp32 import keep_in_float32
-from utils.weights.card import ModelCard, TextCard
+from utils.weights.card import ModelCard
 
 
 def use_model(run: Run, kind: Kind, checkpoint) -> None:
@@ -58,11 +61,23 @@ def use_model(run: Run, kind: Kind, checkpoint) -> None:
     if settings.infers_by_ort:
         model = OnnxModel(model, samples_for(card), say)
     run.signals.defer()
-    count = PREDICT[settings.task](run, model, card, output)
-    if count is None:
-        raise StoppedBySignal(
-            run.signals.received, "stopped before the last prediction: no CSV file was written"
-        )
+
+    def stop_if_asked() -> None:
+        if run.interrupted():
+            raise StoppedBySignal(
+                run.signals.received, "stopped before the last prediction: no CSV file was written"
+            )
+
+    options: dict[str, Any] = {
+        "output_csv": output, "batch_size": settings.batch_size, "precision": run.precision,
+        "before_batch": stop_if_asked, "say": say,
+    }  # fmt: skip
+    if isinstance(card, ModelCard):
+        count = predict_pictures(settings, model, card, **options)
+    else:
+        encoding = None if settings.encoding == BY_ROW else settings.encoding
+        request = replace(text_request(settings), clean=card.clean, encoding=encoding)
+        count = predict_texts(model, card, Path(settings.predict), request, **options)
     flipped = ", averaged with mirror images (--flip_test)" if settings.flip_test else ""
     say(f"{count:,} predictions: {output}{flipped}")
 
@@ -92,53 +107,59 @@ def is_same(path: str, output: Path) -> bool:
     return os.path.exists(path) and os.path.samefile(path, output)
 
 
-def predict_pictures(run: Run, model, card: ModelCard, output: Path) -> int | None:
-    """Writes the predictions for the pictures that --predict names; how many, or None if a signal
-    came first."""
-    settings = run.settings
+def predict_pictures(settings, model, card: ModelCard, **options) -> int:
+    """Writes the predictions for the pictures that --predict names; returns how many there are."""
+    say, output = options["say"], options["output_csv"]
     if settings.predict.lower().endswith(ENDINGS):
         names, paths = listed_pictures(
             Path(settings.predict), settings.on_bad, settings.image_column, settings.image_dir,
-            settings.encoding, lambda line: run.console.say(f"note: {line}"),
+            settings.encoding, lambda line: say(f"note: {line}"),
         )  # fmt: skip
     else:
-        names, paths = None, list_pictures(settings.predict, run.console.say)
+        names, paths = None, list_pictures(settings.predict, say)
     if names is None and output.exists():  # the table of an earlier call may be in the folder
         paths = [path for path in paths if not is_same(path, output)]
-    predictions = predict_images(
-        model,
-        PictureFiles(paths, card, settings.workers, settings.on_bad, settings.form, names),
-        output_csv=output,
-        batch_size=settings.batch_size,
-        precision=run.precision,
-        flip=settings.flip_test,
-        channels_last=settings.channels_last,
-        say=run.console.say,
-        interrupted=run.interrupted,
+    files = PictureFiles(paths, card, settings.workers, settings.on_bad, settings.form, names)
+    flip, last = settings.flip_test, settings.channels_last
+    return predict_images(model, files, flip=flip, channels_last=last, **options)
+
+
+def evaluate_only(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> None:
+    """Evaluates `checkpoint`; None: the model as it is, with the weights of --pretrained. In the
+    run's folder only the report (--report) is written."""
+    folder, report, flip = run.resumed_folder(), run.settings.report, run.settings.flip_test
+    ready, what = prepare(run, kind, checkpoint), "--pretrained"
+    task = ready.task
+    if checkpoint is not None:
+        ready.strategy.load(checkpoint.weights)
+        what = which_weights(checkpoint, folder)
+    if run.settings.infers_by_ort:
+        model = OnnxModel(ready.model, samples_for(task.card), run.console.say)
+        ready = replace(ready, model=model)
+    classes, other = task.data.classes, run.settings.eval_data
+    if other and (absent := set(range(len(classes))).difference(task.test.labels.tolist())):
+        count = f"{len(absent):,} of the {len(classes):,} classes, such as {classes[min(absent)]!r}"
+        run.console.say(f"note: {other} has no samples of {count}")
+    result = measure_split(run, ready, task.test, len(classes) if report else None, flip)
+    if report:
+        folder = folder or default_path(run.model_name, run.data_name)
+        report_classes(run, result, classes, _report_folder(run, folder, checkpoint))
+    split = "validation " if task.test is task.val else "" if other else "test "
+    run.console.say(
+        f"{what}: {split}loss {result.loss:.4f}, {split}accuracy {result.accuracy:.2f} % on "
+        f"{counted(result.samples, 'sample')}" + (f" of {other}" if other else "")
     )
-    return None if predictions is None else predictions.pictures
+    if flip:
+        run.console.say(flip_text(result))
 
 
-def predict_rows(run: Run, model, card: TextCard, output: Path) -> int | None:
-    """The same for the file of texts that --predict names."""
-    settings = run.settings
-    return predict_texts(
-        model,
-        card,
-        settings.predict,
-        output_csv=output,
-        text_columns=column_names(settings.text_columns),
-        label_column=settings.label_column,
-        batch_size=settings.batch_size,
-        precision=run.precision,
-        device=run.device,
-        on_bad=settings.on_bad,
-        encoding=None if settings.encoding == BY_ROW else settings.encoding,
-        header=settings.header,
-        interrupted=run.interrupted,
-        say=run.console.say,
-    )
-
-
-# By the kinds of task in utils/tasks/kinds.py.
-PREDICT: dict[str, Callable] = {"pictures": predict_pictures, "texts": predict_rows}
+def _report_folder(run: Run, folder: Path, checkpoint: Checkpoint | None) -> Path:
+    """report/ describes the run's model on the test set: of another checkpoint or other data, a
+    subfolder."""
+    store, folder = Checkpoints(folder / "checkpoints"), folder / REPORT
+    if checkpoint is not None:
+        best = None if run.settings.use == "last" else store.best_of_run()
+        if checkpoint.step != (best or max(store.steps(), default=checkpoint.step)):
+            folder /= f"step-{checkpoint.step:08}"
+    other = run.settings.eval_data
+    return folder / f"eval-{Path(other).resolve().name}" if other else folder

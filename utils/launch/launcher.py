@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from utils.errors import UnknownFlag, UserError
+from utils.errors import UserError, one_line
 from utils.launch.agent import run_agent
 from utils.launch.environment import LAUNCH_FOLDER, LAUNCH_RUN, take_launch_flags
 from utils.launch.hosts import (
@@ -36,12 +36,11 @@ from utils.launch.network import (
 from utils.launch.plan import VARIABLES, Plan, read_plan
 from utils.launch.signals import stopping_signals
 from utils.machine.cores import usable_cores
-from utils.machine.packages import not_installed
+from utils.machine.packages import mendable
 from utils.plural import counted
 from utils.reporting.console import print_line
 from utils.reporting.run_folder import default_path, find_run, refuse_run
 from utils.settings.config import DEFAULT, HOST, fields, parse, read_yaml
-from utils.settings.owners import with_owners
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = "resnet50_test.py"
@@ -92,10 +91,7 @@ def main(argv: list[str]) -> int:
             return launch_on_hosts(argv, os.environ)
         job, plan, demo = prepare(argv, os.environ)
     except (UserError, ModuleNotFoundError) as error:
-        told = (
-            with_owners(error) if isinstance(error, UnknownFlag) else not_installed(error) or error
-        )
-        print(f"error: {' '.join(str(told).split())}", file=sys.stderr)
+        print(f"error: {one_line(mendable(error) or error)}", file=sys.stderr)
         return 2
     code = launch(job, plan, argv)
     if demo and code == 0:

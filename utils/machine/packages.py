@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from utils.errors import UserError
+from utils.files import denial
 
 
 class Package(NamedTuple):
@@ -50,7 +51,7 @@ OPTIONAL = (
     Package("wandb", "wandb", "--wandb"),
     *OF_ONNX,
     Package("pyarrow", "pyarrow", "--dataset parquet"),
-    Package("google-crc32c", "google_crc32c", "reading TFRecords faster"),
+    Package("google-crc32c", "google_crc32c", "--dataset tfrecord"),
     Package("simplejpeg", "simplejpeg", "decoding JPEGs faster"),
 )
 # On a GPU these matter, too.
@@ -67,6 +68,14 @@ def installed(packages: tuple[Package, ...]) -> dict[str, str | None]:
         there = importlib.util.find_spec(package.module) is not None
         found[package.name] = (version_of(package.name) or "unknown version") if there else None
     return found
+
+
+def mendable(error: Exception) -> UserError | None:
+    """The error for the user if it is something to mend: a setting, the data, permissions, a
+    package that is missing; None: a fault of the program."""
+    if isinstance(error, UserError):
+        return error
+    return denial(error) if isinstance(error, OSError) else not_installed(error)
 
 
 def not_installed(error: Exception) -> UserError | None:

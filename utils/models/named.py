@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 from utils.plural import counted
 
 # What timm's files call the function that brings weights by others under timm's names and sizes.
@@ -60,7 +60,7 @@ def own_vit(classes: int, *, patch_size: int, arguments: Mapping[str, Any], **si
     try:
         return ViT(classes, patch=patch_size, **sizes, **arguments)
     except Exception as error:
-        raise UserError(f"--model vit{_given(arguments)}: {_one_line(error)}") from None
+        raise UserError(f"--model vit{_given(arguments)}: {one_line(error, 300)}") from None
 
 
 def timm_model(
@@ -93,7 +93,7 @@ def timm_model(
     except Exception as error:
         raise UserError(
             f"--model {name} cannot be built for pictures of {width}x{height} pixels"
-            f"{_given(arguments)}: {_one_line(error)}"
+            f"{_given(arguments)}: {one_line(error, 300)}"
         ) from None
 
 
@@ -178,7 +178,7 @@ def check_pictures(
         with torch.no_grad():
             answer = model(torch.zeros(1, channels, height, width))
     except Exception as error:
-        why = _where(error, name) if ":" in name else f": {_one_line(error)}"
+        why = _where(error, name) if ":" in name else f": {one_line(error, 300)}"
         raise UserError(
             f"--model {name} does not take pictures of {width}x{height} pixels in "
             f"{counted(channels, 'channel')}{why}"
@@ -294,11 +294,5 @@ def _where(error: BaseException, place: str) -> str:
     file, kind = str(Path(place.rpartition(":")[0]).absolute()), type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == file]
-    where, text = f" in line {lines[-1]}" if lines else "", _one_line(error)
+    where, text = f" in line {lines[-1]}" if lines else "", one_line(error, 300)
     return f"{where}: {text}" if text.startswith(kind) else f"{where}: {kind}: {text}"
-
-
-def _one_line(error: BaseException) -> str:
-    """A KeyError's text is the key alone."""
-    text, kind = " ".join(str(error).split())[:300], type(error).__name__
-    return f"{kind}: {text}" if isinstance(error, KeyError) else text or kind

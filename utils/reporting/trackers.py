@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 from utils.files import reason, replace_file
 
 # TensorBoard and wandb are imported inside functions: together they take half a second, and most
@@ -86,7 +86,8 @@ class _Tracker:
         except Exception as error:  # the package may raise anything
             if self._works:
                 self._works = False
-                self._warn(f"{self.name}: {_why(error)}; training continues without it")
+                why = reason(error) if isinstance(error, OSError) else one_line(error).rstrip(".")
+                self._warn(f"{self.name}: {why}; training continues without it")
 
 
 class TensorBoard(_Tracker):
@@ -228,12 +229,13 @@ class Wandb(_Tracker):
                 self._run.define_metric("step", hidden=True)
                 self._run.define_metric("*", step_metric="step")
         except Exception as error:  # any of wandb's: no login, no network, a bad name
+            why = reason(error) if isinstance(error, OSError) else one_line(error).rstrip(".")
             way_out = "fix that, or use --wandb disabled"
             if mode == "online":
                 way_out = "fix that, run `wandb login`, or use --wandb offline"
             with contextlib.suppress(Exception):
                 wandb.teardown()
-            raise UserError(f"--wandb {mode}: {_why(error)}; {way_out}") from None
+            raise UserError(f"--wandb {mode}: {why}; {way_out}") from None
         self._ends = [self._run.finish, wandb.teardown]  # the second one ends wandb's process
 
     def _send(self, values: dict[str, float], record: dict) -> None:
@@ -299,9 +301,3 @@ def _public(value):
         path = os.path.expanduser(value)
         return os.path.basename(os.path.normpath(path)) if os.path.isabs(path) else str(value)
     return value
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return reason(error)
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -52,12 +52,13 @@ class Action:
     def asked_for(self, settings: Mapping) -> bool:
         return self is TRAIN or any(settings.get(n) for n in (self.name, *self.implied_by))
 
-    def ineffective(self) -> Iterator[tuple[str, str]]:
-        """(setting, reason) for each without effect."""
+    def ineffective(self) -> Iterator[tuple[str | tuple[str, ...], str, str]]:
+        """As `Config.ineffective`."""
         if not self.trains:
-            without = (name for name in OF_TRAINING if name not in self.uses)
-            yield from ((name, f"--{self.name} does not train") for name in without)
-        yield from self.without_effect.items()
+            without = tuple(name for name in OF_TRAINING if name not in self.uses)
+            yield without, f"--{self.name} does not train", self.name
+        for name, reason in self.without_effect.items():
+            yield name, reason, self.name
 
 
 TRAIN = Action("train", trains=True, many_processes=True, needs_run=False)

@@ -1,12 +1,14 @@
 """Reads a command line: each setting is a flag, with its help, other names and --no_NAME."""
 
 import argparse
+import contextlib
 import dataclasses
 import functools
+import importlib
 import os
 from collections.abc import Callable, Mapping
 
-from utils.errors import UnknownFlag, UserError
+from utils.errors import UserError
 from utils.settings.aliases import ALIASES, MEANINGS, VALUE_NOTES
 from utils.settings.values import (
     canonical_name,
@@ -20,6 +22,9 @@ from utils.settings.values import (
     type_of,
     values_text,
 )
+
+# Modules with the settings of an entry, whose flags a message may name.
+ENTRIES = ("resnet50_test", "vit_test", "transformer_test")
 
 
 def read_command_line(
@@ -54,7 +59,8 @@ def read_command_line(
             )
         if not flag.startswith("-"):
             raise UserError(f"{flag!r} has no flag before it: write --name value; see --help")
-        raise UnknownFlag(flag, _hint(flag, known))
+        more = _owners(canonical_name(flag)) or _hint(flag, known) or "; see --help"
+        raise UserError(f"unknown flag {flag}{more}")
     given = vars(typed)
     short = {name for name in short_for(known) if given.pop(name, False)}
     parts = {name: given.pop(name) for name in parts_of(known) if name in given}
@@ -143,6 +149,16 @@ def _hint(flag: str, known) -> str:
     """What an unknown flag may be: "", ", did you mean --...?", or ": " and what to do instead."""
     meaning = MEANINGS.get(canonical_name(flag))
     return suggestion(flag, known, "--", 0.78) if meaning is None else f": {meaning}"
+
+
+def _owners(name: str) -> str:
+    """ ": it belongs to ..." with the entry scripts that have the setting; "" if there are none."""
+    owners = []
+    for entry in ENTRIES:
+        with contextlib.suppress(ImportError):  # an entry that was copied elsewhere
+            of_entry = dataclasses.fields(importlib.import_module(entry).Settings)
+            owners += [f"{entry}.py"] * (name in {field.name for field in of_entry})
+    return f": it belongs to {' and '.join(owners)}" if owners else ""
 
 
 def _flag(name: str) -> str:

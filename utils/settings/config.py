@@ -6,7 +6,9 @@ last of these that gives one: its default, the run that is resumed, `--config FI
 out of range are a UserError of one line. A setting that has no effect beside the others is left out
 with a line, or refused if it is essential or one of the model's own.
 
-Nothing here imports PyTorch, so `--help` and wrong flags answer at once.
+Nothing here imports PyTorch, so `--help` and wrong flags answer at once. jsonargparse and tyro also
+make flags of a dataclass, but know no origins of values, other names, or notes on what has no
+effect.
 """
 
 import dataclasses
@@ -21,7 +23,6 @@ from utils.errors import UserError
 from utils.settings.actions import ACTIONS, KEPT_BY_TRAINING, KEPT_WITH_DATA, TRAIN, asked_for
 from utils.settings.aliases import MEANINGS
 from utils.settings.command_line import read_command_line
-from utils.settings.hosts import places_of
 from utils.settings.values import (
     canonical_name,
     convert,
@@ -72,9 +73,18 @@ class Config:
         called with a line on each."""
         return {}
 
-    def ineffective(self) -> Iterator[tuple[str, str, str]]:
-        """(setting, reason, the other setting that is the cause) for each without effect."""
+    def ineffective(self) -> Iterator[tuple[str | Collection[str], str, str]]:
+        """(setting or several, reason, the other setting that is the cause) for those without
+        effect."""
         yield from ()
+
+    def without_effect(self) -> dict[str, tuple[str, str]]:
+        """{setting without effect: (reason, cause)}, the first that is given for each."""
+        reasons: dict[str, tuple[str, str]] = {}
+        for names, reason, cause in self.ineffective():
+            for name in (names,) if isinstance(names, str) else names:
+                reasons.setdefault(name, (reason, cause))
+        return reasons
 
     def validate(self) -> None:
         """Raises UserError if settings contradict each other; sets those whose default depends on
@@ -126,7 +136,7 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
         if new.get("auto_batch"):  # the command that started the run may be given again
             found = {name for name, came in origins.items() if came == PROBED}
             new, from_file, typed = (_without(found, given) for given in (new, from_file, typed))
-        idle = _reasons(config_class(**(values | saved | new)))
+        idle = config_class(**(values | saved | new)).without_effect()
         _check_unchanged(config_class, run, saved, _without(idle, new))
         action = asked_for(new)[0]
         of_training = () if action.trains else KEPT_BY_TRAINING
@@ -145,7 +155,7 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
     origin |= dict.fromkeys(implied, IMPLIED) | dict.fromkeys(from_file, FILE)
     origin |= dict.fromkeys(of_host, HOST) | dict.fromkeys(typed, COMMAND_LINE)
     settings = config_class(**values)
-    for name, (reason, cause) in _reasons(settings).items():
+    for name, (reason, cause) in settings.without_effect().items():
         field = fields(config_class)[name]
         if name not in typed:
             # Kept without a word: a recipe's setting that loses its effect through the command
@@ -171,17 +181,11 @@ def _read_places(config_class, new: Mapping) -> dict:
     """The settings that --host_config gives this host, converted and checked."""
     if new.get("host_config") is None:
         return {}
+    from utils.settings.yaml_file import places_of  # slow to import: only where a file is read
+
     path, known = Path(new["host_config"]), fields(config_class)
     places = places_of(path, socket.gethostname(), known)
     return {name: convert(known[name], value, f"{path}: {name}") for name, value in places.items()}
-
-
-def _reasons(settings: Config) -> dict[str, tuple[str, str]]:
-    """{setting without effect: (reason, cause)}, the first that is given for each."""
-    reasons = {}
-    for name, reason, cause in settings.ineffective():
-        reasons.setdefault(name, (reason, cause))
-    return reasons
 
 
 def _before(config_class) -> dict:

@@ -55,9 +55,9 @@ class DataSettings(Config):
 
     def ineffective(self):
         yield from super().ineffective()
-        data = ("data_dir", "train_file", "test_file", "val_file") if self.eval_data else ()
-        for name in filter(vars(self).get, data):
-            yield name, "--eval_data names the data", "eval_data"
+        if self.eval_data:
+            given = filter(vars(self).get, ("data_dir", "train_file", "test_file", "val_file"))
+            yield tuple(given), "--eval_data names the data", "eval_data"
         if self.val_fraction and self.eval_every == 0:
             yield "val_fraction", "--eval_every 0 never measures on that split", "eval_every"
 

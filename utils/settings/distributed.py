@@ -1,4 +1,4 @@
-"""Flags of runs with several processes."""
+"""Flags of runs with several processes, and the table of strategies."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -8,9 +8,44 @@ from utils.optim.table import OPTIMIZERS
 from utils.setting import setting
 from utils.settings.actions import asked_for
 from utils.settings.config import Config
-from utils.settings.strategies import STRATEGIES
 
 process_flag = partial(setting, group="many processes")
+
+
+@dataclass(frozen=True)
+class StrategyFacts:
+    """What the flags need to know of a strategy.
+
+    Attributes:
+        place: where its class is, as module:name; None: a process steps as if it were alone.
+        summary: for `--help`.
+        divides: each process holds a part of every parameter.
+        unfreezes: frozen parameters may begin to train during a run.
+    """
+
+    place: str | None
+    summary: str
+    divides: bool = False
+    unfreezes: bool = True
+
+
+# To add one, write its file in utils/distributed/strategies/ and a line here.
+STRATEGIES = {
+    "ddp": StrategyFacts(
+        "utils.distributed.strategies.ddp:DDP", "every process has the whole model"
+    ),
+    "fsdp": StrategyFacts(
+        "utils.distributed.strategies.fsdp:FSDP",
+        "each process holds a part of every weight and of its optimizer state",
+        divides=True,
+        unfreezes=False,
+    ),
+    "local": StrategyFacts(
+        None,  # what workers exchange is averaged by LocalSteps
+        "every process has whole models, which step by themselves and average their weights at "
+        "times (see local steps)",
+    ),
+}
 
 
 @dataclass
@@ -60,8 +95,8 @@ class DistributedSettings(Config):
             # A process alone can train several workers, or go on with what they have trained.
             matters = self.strategy == "local" or self.resume is not None
             names = () if matters else ("strategy",)
-            for name in (*names, "dist_timeout", "sync_bn"):
-                yield name, "it is for --distributed, which run_distributed.sh sets", "distributed"
+            reason = "it is for --distributed, which run_distributed.sh sets"
+            yield (*names, "dist_timeout", "sync_bn"), reason, "distributed"
         if self.global_batch is not None:
             if getattr(self, "batch_tokens", None) is not None:
                 yield "global_batch", "--batch_tokens sets the batch by tokens", "batch_tokens"

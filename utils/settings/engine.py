@@ -7,7 +7,7 @@ from utils.errors import UserError
 from utils.machine.packages import OF_ONNX, missing_text
 from utils.setting import setting
 from utils.settings.config import Config, refuse_beside
-from utils.settings.strategies import STRATEGIES
+from utils.settings.distributed import STRATEGIES
 
 machine_flag = partial(setting, group="machine")
 ENGINES = ("torch", "ort")
@@ -99,26 +99,6 @@ class EngineSettings(Config):
         action = self.action
         return self.engine == "ort" and not action.trains and "engine" not in action.without_effect
 
-    def _check_inference_by_ort(self) -> None:
-        """Raises UserError if a package is missing, or a setting excludes ONNX Runtime."""
-        if missing := missing_text(OF_ONNX):
-            raise UserError(f"--engine ort: {missing}")
-        others = (
-            ("--device cuda", self.device == "cuda", "it computes on a CPU; add --device cpu"),
-            (
-                f"--precision {self.precision}",
-                self.precision not in ("auto", "fp32"),
-                "it computes in float32; add --precision fp32",
-            ),
-            (
-                "--distributed",
-                self.distributed,
-                f"--{self.action.name} by ONNX Runtime takes one process; do not use "
-                "run_distributed.sh",
-            ),
-        )
-        refuse_beside("--engine ort", others)
-
     def ineffective(self):
         yield from super().ineffective()
         if self.device == "cuda":
@@ -138,27 +118,36 @@ class EngineSettings(Config):
 
     def validate(self):
         super().validate()
-        if self.infers_by_ort:
-            self._check_inference_by_ort()
+        if self.engine == "ort" and "engine" not in self.action.without_effect:
+            self._check_ort()
         if self.keep_fp32 is not None and self.fused != "none":
             raise UserError(
                 f"--keep_fp32 and --fused {self.fused} exclude each other: a fused function "
                 "computes several modules at once; leave one of them out"
             )
-        if self.engine == "ort" and self.action.trains:
-            self._refuse_what_ort_cannot()
 
-    def _refuse_what_ort_cannot(self) -> None:
-        """Raises UserError if a flag excludes training by ONNX Runtime."""
+    def _check_ort(self) -> None:
+        """Raises UserError if a package is missing, or a flag excludes ONNX Runtime."""
+        trains = self.action.trains
+        if not trains and (missing := missing_text(OF_ONNX)):
+            raise UserError(f"--engine ort: {missing}")
+        on_cpu = "it trains on a CPU only" if trains else "it computes on a CPU; add --device cpu"
+        in_float32 = "it computes in float32" + "; add --precision fp32" * (not trains)
+        others = [
+            ("--device cuda", self.device == "cuda", on_cpu),
+            (f"--precision {self.precision}", self.precision not in ("auto", "fp32"), in_float32),
+        ]
+        if not trains:
+            reason = (
+                f"--{self.action.name} by ONNX Runtime takes one process; do not use "
+                "run_distributed.sh"
+            )
+            others.append(("--distributed", self.distributed, reason))
+            refuse_beside("--engine ort", others)
+            return
         divides = self.distributed and STRATEGIES[self.strategy].divides
         drop_path = getattr(self, "drop_path", 0.0)
-        others = (
-            ("--device cuda", self.device == "cuda", "it trains on a CPU only"),
-            (
-                f"--precision {self.precision}",
-                self.precision not in ("auto", "fp32"),
-                "it computes in float32",
-            ),
+        others += [
             ("--compile", self.compile, "torch.compile is another engine"),
             ("--cuda_graphs", self.cuda_graphs == "on", "CUDA graphs are another engine"),
             (f"--fused {self.fused}", self.fused != "none", "the fused modules are PyTorch's"),
@@ -188,5 +177,5 @@ class EngineSettings(Config):
                 drop_path > 0,
                 "a resumed run could not repeat its random numbers",
             ),
-        )
+        ]
         refuse_beside("--engine ort", others)

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 
-from utils.data.images.form import Form
+from utils.data.images.image_data import Form
 from utils.data.images.sources import IMAGE_DATASETS, TEST_FRACTION
 from utils.data.images.split_names import ENDINGS, class_folder
 from utils.errors import UserError
@@ -227,12 +227,11 @@ class PictureSettings(Config):
             reason = f"it is for your own pictures, and those of --dataset {self.dataset} are not"
             names: tuple[str, ...] = ("test_fraction", "val_is_validation", "decode", "loader")
             of_files = ("on_bad", "resize_mode", "transparency", "white_level")
-            names += () if of_other_files else of_files
-            yield from ((name, reason, "dataset") for name in names)
+            yield names + (() if of_other_files else of_files), reason, "dataset"
             if self.image_size is None and not self.eval_data:
                 reason = f"--dataset {self.dataset} is in memory, unless --image_size resizes it"
                 names = ("cache_dir",) if self.predict else ("cache_dir", "workers")
-                yield from ((name, reason, "dataset") for name in names)
+                yield names, reason, "dataset"
         elif self.predict:
             yield "loader", "--predict decodes files in threads, by Pillow", "predict"
         reads_list, idle = self.dataset == "csv", "dataset"
@@ -241,19 +240,18 @@ class PictureSettings(Config):
             yield "label_column", "--predict needs no classes", "predict"
         elif self.eval_data:
             reads_list, idle = not os.path.isdir(self.eval_data), "eval_data"
-        for name in () if reads_list else ("label_column", "image_column", "image_dir", "encoding"):
-            yield name, "it is for lists of pictures (csv)", idle
+        if not reads_list:
+            names = ("label_column", "image_column", "image_dir", "encoding")
+            yield names, "it is for lists of pictures (csv)", idle
         if self.resize_mode != "crop":
             reason = f"--resize_mode {self.resize_mode} keeps the whole picture"
-            yield from ((name, reason, "resize_mode") for name in ("crop_ratio", "val_resize"))
+            yield ("crop_ratio", "val_resize"), reason, "resize_mode"
         if self.dataset == "shapes":
-            reason = "--dataset shapes is built in and reads no files"
-            yield "data_dir", reason, "dataset"
+            yield "data_dir", "--dataset shapes is built in and reads no files", "dataset"
         elif self.dataset not in FILES:
             yield "decode", f"--dataset {self.dataset} is always decoded while training", "dataset"
         if self.crop == "resized":
-            for name in ("crop_padding", "padding_mode"):
-                yield name, "--crop resized pads nothing", "crop"
+            yield ("crop_padding", "padding_mode"), "--crop resized pads nothing", "crop"
         else:
             yield "crop_area", "only --crop resized has areas", "crop"
         if self.val_is_validation and self.eval_every == 0:
@@ -261,11 +259,11 @@ class PictureSettings(Config):
             yield "val_is_validation", reason, "eval_every"
         if self.val_is_validation and not self.eval_data:
             reason = "--val_is_validation leaves no test set"
-            yield from ((n, reason, "val_is_validation") for n in ("report", "flip_test"))
+            yield ("report", "flip_test"), reason, "val_is_validation"
         if self.val_is_validation:
-            for name in ("test_fraction", "val_fraction"):
-                yield name, "--val_is_validation takes val/ for validation", "val_is_validation"
-        if self._auto_augment() is not None and not self._auto_augment().jitters:
+            reason = "--val_is_validation takes val/ for validation"
+            yield ("test_fraction", "val_fraction"), reason, "val_is_validation"
+        if (policy := self._auto_augment()) is not None and not policy.jitters:
             reason = f"--auto_augment {self.auto_augment} takes its place, as with timm"
             yield "color_jitter", reason, "auto_augment"
         if self.crop_padding == 0:
@@ -283,7 +281,11 @@ class PictureSettings(Config):
         super().validate()
         self._check_sizes()
         self._check_decoding()
-        self._check_augmentation()
+        self._auto_augment()  # raises UserError if there is no such policy
+        if self.color_jitter is not None:
+            from utils.augment.named_policies import parse_jitter
+
+            parse_jitter(self.color_jitter)
         if self.hflip is None:
             self.hflip = 0.0 if self.dataset == "mnist" else 0.5
 
@@ -292,13 +294,6 @@ class PictureSettings(Config):
         from utils.augment.named_policies import parse_policy  # with NumPy: --help goes without
 
         return parse_policy(self.auto_augment)
-
-    def _check_augmentation(self):
-        from utils.augment.named_policies import parse_jitter
-
-        self._auto_augment()
-        if self.color_jitter is not None:
-            parse_jitter(self.color_jitter)
 
     def _check_sizes(self):
         if self.eval_size is not None and self.image_size is None:

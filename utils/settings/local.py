@@ -101,12 +101,10 @@ class LocalSettings(Config):
     def ineffective(self):
         yield from super().ineffective()
         if not self.trains_locally:
-            for name in OF_LOCAL:
-                yield name, "it belongs to --strategy local", "strategy"
+            yield OF_LOCAL, "it belongs to --strategy local", "strategy"
             return
-        for name in OF_RULES:
-            if name not in RULE_FLAGS[self.sync_rule]:
-                yield name, f"--sync_rule {self.sync_rule} does not use it", "sync_rule"
+        others = tuple(name for name in OF_RULES if name not in RULE_FLAGS[self.sync_rule])
+        yield others, f"--sync_rule {self.sync_rule} does not use it", "sync_rule"
         if self.optimizer == "sgd" and self.momentum == 0:
             yield "optimizer_average", "sgd without momentum has no state", "momentum"
 

@@ -113,10 +113,6 @@ class MixingSettings(Config):
 
     def ineffective(self):
         yield from super().ineffective()
-        yield from self._without_effect()
-
-    def _without_effect(self):
-        """(setting, reason, the setting that is the cause), as `ineffective`, of mixing alone."""
         if self.mixup == "none":
             yield "alpha", "only --mixup fixed and meta take it", "mixup"
         if getattr(self, "batch_tokens", None) is not None:
@@ -125,21 +121,20 @@ class MixingSettings(Config):
         if self.mixup == "auto":
             yield "alpha", "--mixup auto finds its own", "mixup"
         if self.mixing_name == "none":
-            for name in ("mixup_mode", *ALWAYS):
-                yield name, "nothing is mixed without --mixup or --cutmix_alpha", "mixup"
+            reason = "nothing is mixed without --mixup or --cutmix_alpha"
+            yield ("mixup_mode", *ALWAYS), reason, "mixup"
         if self.mixup != "meta":
-            for name in ("meta_every", "meta_decay", *META):
-                yield name, "nothing is learned without --mixup meta", "mixup"
+            reason = "nothing is learned without --mixup meta"
+            yield ("meta_every", "meta_decay", *META), reason, "mixup"
         elif self.meta_form == "sample":
-            for name in ("meta_every", "meta_decay"):
-                yield name, "--meta_form sample learns anew in every step", "meta_form"
+            reason = "--meta_form sample learns anew in every step"
+            yield ("meta_every", "meta_decay"), reason, "meta_form"
             if not self.cutmix_alpha:
                 yield "mixup_mode", "--meta_form sample has a lambda for each sample", "meta_form"
 
     def validate(self):
         super().validate()
-        ineffective = {name for name, _, _ in self._without_effect()}
-        if self.mixup_mode is None and "mixup_mode" not in ineffective:
+        if self.mixup_mode is None and "mixup_mode" not in self.without_effect():
             per_sample = self.mixup == "meta" and self.meta_form == "sample"
             self.mixup_mode = "sample" if per_sample else "batch"
         if self.meta_lr is None and self.mixup == "meta":

@@ -197,10 +197,9 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
 
     def ineffective(self):
         yield from super().ineffective()
-        own = [name for entry in OPTIMIZERS.values() for name in entry.own]
-        for name in ("momentum", *own):
-            if name not in OPTIMIZERS[self.optimizer].settings:
-                yield name, f"--optimizer {self.optimizer} does not use it", "optimizer"
+        own = ["momentum", *(name for entry in OPTIMIZERS.values() for name in entry.own)]
+        unused = [name for name in own if name not in OPTIMIZERS[self.optimizer].settings]
+        yield unused, f"--optimizer {self.optimizer} does not use it", "optimizer"
         if self.lookahead_k is None:
             yield "lookahead_alpha", "there is no Lookahead without --lookahead_k", "lookahead_k"
         if self.warmup_steps is not None:
@@ -212,13 +211,12 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
             yield "warmup_epochs", "--warmup_ratio takes its place", "warmup_ratio"
         if self.weight_decay == 0:
             yield "decay_all", "--weight_decay is 0", "weight_decay"
-        effective = SCHEDULES[self.sched]
-        for name in dict.fromkeys(itertools.chain(*SCHEDULES.values())):
-            if name not in effective and name != "warmup":
-                yield name, f"--sched {self.sched} does not use it", "sched"
-        if "warmup" not in effective:
-            for name in ("warmup_epochs", "warmup_steps", "warmup_ratio", "warmup_lr"):
-                yield name, f"--sched {self.sched} has its own warm-up", "sched"
+        used = (*self.schedule_flags, "warmup")
+        others = [name for name in itertools.chain(*SCHEDULES.values()) if name not in used]
+        yield others, f"--sched {self.sched} does not use it", "sched"
+        if "warmup" not in self.schedule_flags:
+            flags = ("warmup_epochs", "warmup_steps", "warmup_ratio", "warmup_lr")
+            yield flags, f"--sched {self.sched} has its own warm-up", "sched"
         if not self.warms_up:
             yield "warmup_lr", "there is no warm-up without --warmup_epochs", "warmup_epochs"
         if self.sched == "onecycle":

@@ -123,15 +123,12 @@ class RunSettings(Config):
     def ineffective(self):
         yield from super().ineffective()
         if self.wandb == "disabled":
-            for name in ("wandb_project", "wandb_entity", "wandb_tags"):
-                yield name, "--wandb is disabled", "wandb"
+            yield ("wandb_project", "wandb_entity", "wandb_tags"), "--wandb is disabled", "wandb"
         asked = asked_for(vars(self))
         for action in (action for action in ACTIONS if action not in asked):
-            for name in action.options:
-                yield name, f"it belongs to --{action.name}", action.name
+            yield action.options, f"it belongs to --{action.name}", action.name
         for action in (action for action in asked if not action.trains):
-            for name, reason in action.ineffective():
-                yield name, reason, action.name
+            yield from action.ineffective()
         if self.use and Path(self.resume or "").parent.name == "checkpoints":
             yield "use", "--resume names a checkpoint", "resume"
         if self.eval_every == 0:
@@ -139,8 +136,7 @@ class RunSettings(Config):
         if not self.final_test and self.action.trains:
             yield "report", "--no_final_test measures nothing on the test set", "final_test"
         for action in (action for action in asked if action.trains):
-            for name, reason in action.ineffective():
-                yield name, reason, action.name
+            yield from action.ineffective()
 
     def validate(self):
         super().validate()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
-from utils.data.texts.sources import MAX_BAD, TEXT_DATASETS
+from utils.data.texts.sources import MAX_BAD, MAX_TOKENS, TEXT_DATASETS, TOKENIZERS
 from utils.errors import UserError
 from utils.setting import setting
 from utils.settings.config import Config
@@ -14,9 +14,7 @@ from utils.settings.optimization import optimizer_flag
 text_flag = partial(setting, group="texts")
 # Of the user's own files.
 file_flag = partial(data_flag, resume="free", essential=True)
-# The largest --max_len; the cache holds up to this many tokens of a text.
-MOST_TOKENS = 2048
-TRAINED = ("auto", "wordpiece", "bpe", "bpe_unicode", "unigram")  # tokenizers
+TRAINED = ("auto", *TOKENIZERS)
 
 
 @dataclass
@@ -98,7 +96,7 @@ class TextFlags(Config):
     max_len: int = text_flag(
         256,
         "Tokens of a text that are read, from its beginning", low=2,
-        high=MOST_TOKENS, unit="tokens",
+        high=MAX_TOKENS, unit="tokens",
     )  # fmt: skip
     batch_tokens: int | None = optimizer_flag(
         None,
@@ -127,14 +125,14 @@ class TextFlags(Config):
             reason = f"--dataset {self.dataset} has its own texts; the flag is for csv"
             names: tuple[str, ...] = ("train_file", "test_file", "val_file", "test_fraction")
             names += () if self.eval_data else ("label_column",)
-            for name in names + (() if of_other_file else ("text_columns", "header")):
-                yield name, reason, "dataset"
+            yield names + (() if of_other_file else ("text_columns", "header")), reason, "dataset"
         else:
             yield "data_dir", "--dataset csv reads --train_file and --test_file", "dataset"
         if self.dataset == "headlines":
             yield "data_dir", "--dataset headlines is built in and reads no files", "dataset"
-            for name in () if of_other_file else ("on_bad", "max_bad", "encoding"):
-                yield name, "--dataset headlines has no bad rows", "dataset"
+            if not of_other_file:
+                reason = "--dataset headlines has no bad rows"
+                yield ("on_bad", "max_bad", "encoding"), reason, "dataset"
         if self.on_bad == "error" or self.predict:
             yield "max_bad", "it is for --on_bad skip, while training and testing", "on_bad"
         if self.test_file is not None:
@@ -142,16 +140,14 @@ class TextFlags(Config):
         if self.val_file is not None:
             yield "val_fraction", "--val_file is the validation split", "val_file"
         if self.tokenizer != "basic_english":
-            for name in ("min_freq", "vocab"):
-                yield name, "it is for --tokenizer basic_english", "tokenizer"
+            yield ("min_freq", "vocab"), "it is for --tokenizer basic_english", "tokenizer"
         elif self.vocab is not None:
-            for name in ("vocab_size", "min_freq"):
-                yield name, f"the vocabulary is that of {self.vocab}", "vocab"
+            yield ("vocab_size", "min_freq"), f"the vocabulary is that of {self.vocab}", "vocab"
         if self.tokenizer == "basic_english":
             yield "lowercase", "basic_english always ignores case", "tokenizer"
         elif not self.tokenizer_is_trained:
-            for name in ("vocab_size", "lowercase"):
-                yield name, f"the tokenizer of {self.tokenizer} is already trained", "tokenizer"
+            reason = f"the tokenizer of {self.tokenizer} is already trained"
+            yield ("vocab_size", "lowercase"), reason, "tokenizer"
         if self.mixup == "none":
             yield "mixup_at", "nothing is mixed without --mixup", "mixup"
         yield "workers", "texts are encoded once, by all cores, and then read from the cache", ""

@@ -1,8 +1,10 @@
 """Flags for training that starts from trained weights."""
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from utils.errors import UserError
 from utils.setting import setting
@@ -24,6 +26,9 @@ def is_published(source: str | None) -> bool:
 
 @dataclass
 class TransferSettings(Config):
+    # Settings of a model that matter to what lies before its head alone.
+    of_backbone: ClassVar[Collection[str]] = ()
+
     pretrained: str | None = transfer_flag(
         None,
         "Start from these weights: a .safetensors or .pth file, the folder of a run, or imagenet "
@@ -58,7 +63,8 @@ class TransferSettings(Config):
         if not self.freeze_backbone:
             yield "unfreeze_epoch", "nothing is frozen without --freeze_backbone", "freeze_backbone"
         if self.trains_head_alone:
-            yield "layer_decay", "the head alone is trained", "freeze_backbone"
+            names = ("layer_decay", *self.of_backbone)
+            yield names, "the head alone is trained", "freeze_backbone"
 
     def validate(self):
         super().validate()

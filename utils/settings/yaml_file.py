@@ -1,6 +1,13 @@
-"""Reads YAML files of the user."""
+"""Reads YAML files of the user: recipes, and `--host_config FILE`, folders by host name, as in
 
+node1:     {data_dir: /local/pictures, cache_dir: /local/cache}
+"gpu*":    {data_dir: /scratch/pictures}
+"*":       {data_dir: data}
+"""
+
+import fnmatch
 import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import yaml
@@ -14,7 +21,8 @@ NUMBERS = {
     "int": re.compile(r"[-+]?(0|[1-9][0-9]*)$"),
     "float": re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+][0-9]+)?$|[-+]?\.(inf|nan)$"),
 }
-
+# The settings that may depend on the host: where files are. All others decide what is trained.
+PLACES = ("data_dir", "cache_dir", "output", "train_file", "test_file", "val_file")
 MERGE = "tag:yaml.org,2002:merge"  # the key <<, whose mappings YAML adds to the one that it is in
 
 
@@ -62,3 +70,38 @@ def read_yaml_file(path: Path, flag: str) -> object:
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # Unicode's is a ValueError
         problem = " ".join(str(error).split())
         raise UserError(f"{flag} {path} is not valid YAML: {problem}") from None
+
+
+def places_of(path: Path, host: str, known: Collection[str]) -> dict:
+    """The settings of this host, not converted: of its full name, of its name up to the first dot,
+    or of the first pattern that fits.
+
+    Args:
+        known: settings of the entry.
+
+    Raises:
+        UserError: the file cannot be read or says something else, none fits, or a setting may not
+            depend on the host.
+    """
+    hosts, short = read_yaml_file(path, "--host_config"), host.partition(".")[0]
+    if not isinstance(hosts, Mapping) or not all(isinstance(v, Mapping) for v in hosts.values()):
+        raise UserError(
+            f"--host_config {path}: for each host a name and its folders are needed, as in "
+            "node1: {data_dir: /local/pictures}"
+        )
+    hosts = {str(name): dict(places) for name, places in hosts.items()}
+    fits = [name for name in (host, short) if name in hosts]
+    fits += [name for name in hosts if any(fnmatch.fnmatchcase(h, name) for h in (host, short))]
+    if not fits:
+        raise UserError(
+            f'--host_config {path}: nothing there fits this host, {host}; a last entry "*" is for '
+            "all others"
+        )
+    places = hosts[fits[0]]
+    for name in places:
+        if name not in PLACES or name not in known:
+            possible = ", ".join(place for place in PLACES if place in known)
+            raise UserError(
+                f"--host_config {path}: {name} cannot depend on the host; {possible} can"
+            )
+    return places

@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from utils.augment.auto_augment import Operations
-from utils.augment.chain import Chain, Later
+from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
-from utils.augment.decoded_crop import DecodedCrop
 from utils.augment.named_policies import parse_jitter, parse_policy
-from utils.augment.policies import ColourJitter
+from utils.augment.policies import ColourJitter, Operations
 from utils.augment.random_erasing import RandomErasing
-from utils.augment.resized_crop import ResizedCrop
-from utils.data.images.sources import PictureSplit
+from utils.augment.resized_crop import DecodedCrop, ResizedCrop
+from utils.data.images.image_data import PictureSplit
 from utils.settings import ImageSettings
 
 
@@ -37,7 +35,7 @@ def augmentation(settings: ImageSettings, mean: Sequence[float], train: PictureS
         colour = [round(255 * value) for value in mean]
         hiding.append(RandomErasing(height, width, settings.random_erasing, colour))
     if later:
-        return {"augment": first, "later": Later(*later, *hiding)}
+        return {"augment": first, "later": Chain(*later, *hiding)}
     return {"augment": Chain(first, *hiding) if hiding else first}
 
 

@@ -8,10 +8,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from utils.data.hold_out import HoldOut
-from utils.data.loader import Loader
-from utils.data.micro_batches import largest_divisor
+from utils.data.loader import HoldOut, Loader
 from utils.data.splits import stratified_order
+from utils.data.steps import largest_divisor
 from utils.distributed.strategies.base import Strategy
 from utils.exchange import Exchange
 from utils.mixup.auto import AutoStrength, held_out_samples

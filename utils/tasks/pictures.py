@@ -5,6 +5,7 @@ import math
 import os
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,8 @@ import torch
 
 from utils.data.class_names import names_notes
 from utils.data.images.dali import DaliGpuReader, DaliReader, require_dali
-from utils.data.images.sources import ImageData, PictureSplit, load_image_data
+from utils.data.images.image_data import ImageData, PictureRequest, PictureSplit
+from utils.data.images.sources import load_image_data
 from utils.data.loader import Loader
 from utils.data.splits import stratified_split, stratified_subset
 from utils.data.workers import WorkerPool
@@ -31,13 +33,17 @@ from utils.tasks.kinds import Kind
 from utils.tasks.mixing import auto_split, build_mixing
 from utils.tasks.task import Task, counts_text
 from utils.weights.card import ModelCard
-from utils.weights.imagenet import load_imagenet
 from utils.weights.pretrained import Pretrained
-from utils.weights.timm_hub import load_timm
+from utils.weights.published import load_imagenet, load_timm
 
 # Most workers if --workers is not given: even two read faster than a GPU trains a small network.
 AUTOMATIC_WORKERS = 4
 MOST_DECODERS = 16  # likewise, for pictures that are decoded while training
+# What the settings and PictureRequest name alike.
+OF_REQUEST = (
+    *("image_size", "on_bad", "test_fraction", "decode", "form", "workers"),
+    *("encoding", "image_column", "label_column", "image_dir"),
+)
 
 
 @dataclass(frozen=True)
@@ -89,22 +95,13 @@ def load_image_task(
     if measured:
         settings = _for_all_of(measured, settings, source)
     with exchange.in_turn():  # one rank downloads and decodes, the others find it done
-        data = load_image_data(
-            settings.dataset,
-            data_dir=settings.data_dir,
-            cache_dir=settings.cache_dir,
-            image_size=settings.image_size,
-            on_bad=settings.on_bad,
-            encoding=settings.encoding,
-            image_column=settings.image_column,
-            label_column=settings.label_column,
-            image_dir=settings.image_dir,
-            test_fraction=settings.test_fraction,
-            decode=settings.decode,
-            form=settings.form,
-            workers=settings.workers,
-            classes=source.classes if measured else None,
+        request = PictureRequest(
+            Path(settings.data_dir),
+            Path(settings.cache_dir),
+            classes=list(source.classes) if measured else None,
+            **{name: getattr(settings, name) for name in OF_REQUEST},
         )
+        data = load_image_data(settings.dataset, request)
     data = _take_val(data, settings, console)
     train, val = _divide(data, settings)
     height, width, channels = train.shape

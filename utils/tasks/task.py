@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from utils.data.hold_out import HoldOut
-    from utils.data.loader import Loader
+    from utils.data.loader import HoldOut, Loader
     from utils.mixup.auto import AutoStrength
 
 

@@ -11,8 +11,7 @@ from utils.data.class_names import names_notes
 from utils.data.texts.cache import load_tokenized
 from utils.data.texts.csv_texts import CLASS_NAMES, class_names, notes_of, read_files, to_texts
 from utils.data.texts.loader import TextLoader
-from utils.data.texts.published_csv import ALL as PUBLISHED
-from utils.data.texts.published_csv import line_end_of
+from utils.data.texts.published_csv import PUBLISHED, line_end_of
 from utils.data.texts.rows import column_names, read_samples, whole_number
 from utils.data.texts.sources import TextRequest
 from utils.data.texts.token_store import (
@@ -30,7 +29,6 @@ from utils.plural import counted
 from utils.reporting.console import Console
 from utils.settings import TextSettings
 from utils.settings.config import COMMAND_LINE, DEFAULT, FILE
-from utils.settings.texts import MOST_TOKENS
 from utils.tasks.kinds import Kind
 from utils.tasks.mixing import auto_split, build_mixing
 from utils.tasks.task import Task, counts_text
@@ -131,7 +129,7 @@ def load_text_task(
 def _load_data(settings: TextSettings, tokenizer: str | None) -> TokenizedData:
     return load_tokenized(
         settings.dataset,
-        _text_request(settings),
+        text_request(settings),
         TokenizerRequest(
             settings.tokenizer,
             settings.vocab_size,
@@ -144,11 +142,12 @@ def _load_data(settings: TextSettings, tokenizer: str | None) -> TokenizedData:
         val_fraction=settings.val_fraction,
         subset=settings.subset,
         seed=settings.seed,
-        max_tokens=MOST_TOKENS,
     )
 
 
-def _text_request(settings: TextSettings) -> TextRequest:
+def text_request(settings: TextSettings) -> TextRequest:
+    """Which files, columns and rows the settings ask for."""
+
     def path(name: str | None) -> Path | None:
         return None if name is None else Path(name)
 
@@ -182,7 +181,7 @@ def _loader(
 def _load_all_of(path: Path, run, card: TextCard) -> TextTask:
     """All texts of a table, for the trained model whose card this is."""
     settings, say, classes = run.settings, run.console.say, list(card.classes)
-    request = _text_request(settings)
+    request = text_request(settings)
     written = _as_written(path, settings.dataset, classes, request)
     samples = read_files(request, {"test": path}, tuple(written), card.line_end)
     texts = to_texts(samples["test"], written)
@@ -201,7 +200,7 @@ def _load_all_of(path: Path, run, card: TextCard) -> TextTask:
 def _as_written(path: Path, dataset: str, classes: list[str], request: TextRequest) -> list[str]:
     """The classes as the table at `path` has them: as numbers if it is one of the published files,
     or if a file beside it names them."""
-    published = dataset in ("ag_news", *(each.name for each in PUBLISHED))
+    published = dataset in PUBLISHED
     if not published and not (path.parent / CLASS_NAMES).is_file():
         return classes
     any_row = replace(request, on_bad="skip", max_bad=1.0)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from torch import nn
 
-from utils.data.hold_out import HoldOut
+from utils.data.loader import HoldOut
 from utils.mixup.auto import AutoStrength, Reading
 
 

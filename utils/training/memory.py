@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from utils.data.loader import Loader
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 from utils.machine.backends import trial_plans
 from utils.machine.host_memory import peak_rss
 from utils.training.objective import first_samples
@@ -95,7 +95,7 @@ def within_memory(
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
     exchange = steps.exchange
     if exchange.size > 1:  # the other ranks wait: nothing can be tried or saved
         half = loader.micro_batch // 2

@@ -13,7 +13,7 @@ class ModelCard:
 
     `mean` and `std` are per channel, of pixels scaled to 0..1; `height` and `width` are in pixels.
     `heads` are those of our ViT, as the shapes of its weights do not show them; `form` is how files
-    become pictures (utils/data/images/form.py), which exports are told. None: unknown.
+    become pictures (utils/data/images/image_data.py), which exports are told. None: unknown.
     Raises ValueError for values that no model can have.
     """
 

@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from utils.data.images import cifar
+from utils.data.images.image_data import PictureRequest
 from utils.data.images.sources import load_image_data
 
 PER_FILE = 20
@@ -110,7 +111,7 @@ class Imitation:
         self.monkeypatch.setitem(cifar.PUBLISHED, self.name, imitated)
 
     def load(self, folder):
-        return load_image_data(self.name, data_dir=folder, cache_dir=folder / "cache")
+        return load_image_data(self.name, PictureRequest(folder, folder / "cache"))
 
 
 def md5(content):

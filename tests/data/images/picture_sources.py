@@ -1,10 +1,12 @@
 """The same encoded pictures as each kind of source that decodes while training."""
 
+import contextlib
 import io
 import json
 import tarfile
 
-from utils.data.images import tar, tfrecord
+from utils.data.images import tar
+from utils.data.images.image_data import PictureRequest
 from utils.data.images.sources import load_image_data
 
 CLASSES = ("cat", "dog")
@@ -42,8 +44,12 @@ def write_tar(folder, split, samples):
 
 
 def write_tfrecord(folder, split, samples):
-    records = [tfrecord.framed(tfrecord.example(*sample)) for sample in samples]
-    (folder / f"{split}-0.tfrecord").write_bytes(b"".join(records))
+    import tfrecord
+
+    with contextlib.closing(tfrecord.TFRecordWriter(str(folder / f"{split}-0.tfrecord"))) as writer:
+        for picture, label in samples:
+            pairs = {"encoded": (picture, "byte"), "class/label": (label, "int")}
+            writer.write({f"image/{name}": value for name, value in pairs.items()})
     (folder / "classes.txt").write_text("\n".join(CLASSES))
 
 
@@ -90,7 +96,7 @@ def load(kind, folder, **settings):
         "cache_dir": folder.parent / "cache", "workers": 2, "progress": False, "decode": "always",
         "image_size": 8, **settings,
     }  # fmt: skip
-    return load_image_data(kind, data_dir=folder, **settings)
+    return load_image_data(kind, PictureRequest(folder, **settings))
 
 
 def encoded(image, kind="JPEG", **options):

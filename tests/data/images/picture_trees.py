@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from utils.data.images.image_data import PictureRequest
 from utils.data.images.sources import load_image_data
 from utils.errors import UserError
 
@@ -26,7 +27,7 @@ def make_tree(root, splits=("train", "test"), classes=("cat", "dog"), per_class=
 
 def load(tree, **settings):
     settings = {"cache_dir": tree.parent / "cache", "workers": 2, "progress": False, **settings}
-    return load_image_data("imagefolder", data_dir=tree, **settings)
+    return load_image_data("imagefolder", PictureRequest(tree, **settings))
 
 
 def refused(tree, *parts, **settings):

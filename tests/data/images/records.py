@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from utils.data.draws import AUGMENT_STREAM, random_generator
+from utils.augment.chain import part_of
+from utils.data.batch import AUGMENT_STREAM, random_generator
 from utils.data.images.loader import Normalize
 from utils.data.loader import Loader
 
@@ -62,7 +63,7 @@ class RecordLoader(Loader):
             pictures = torch.stack([self.split.decode(i) for i in order[place]])
             if plan is not None:
                 rows = np.arange(len(pictures))
-                pictures = self.augment.apply(pictures, plan.slice(place), rows)
+                pictures = self.augment.apply(pictures, part_of(plan, place), rows)
             return self.normalize(pictures)
 
         return (inputs_at(piece.place) for piece in pieces), inputs_at

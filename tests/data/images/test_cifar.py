@@ -14,6 +14,7 @@ import pytest
 from cifar_imitation import PER_FILE, Imitation, fingerprint, pickled
 
 from utils.data.images import cifar
+from utils.data.images.image_data import PictureRequest
 from utils.data.images.sources import load_image_data
 from utils.errors import UserError
 
@@ -228,4 +229,4 @@ def test_a_missing_and_an_oversized_member(imitation, tmp_path, monkeypatch):
 def test_a_test_fraction_is_refused(name, tmp_path):
     folders = {"data_dir": tmp_path, "cache_dir": tmp_path}
     with pytest.raises(UserError, match=f"--test_fraction has no effect on --dataset {name}"):
-        load_image_data(name, **folders, test_fraction=0.5)
+        load_image_data(name, PictureRequest(**folders, test_fraction=0.5))

@@ -9,6 +9,7 @@ from data.images.picture_trees import noise
 from PIL import Image
 
 from utils.data.images.csv_lists import listed_pictures
+from utils.data.images.image_data import PictureRequest
 from utils.data.images.sources import load_image_data
 from utils.errors import UserError
 
@@ -24,7 +25,7 @@ def folder(tmp_path):
 
 def load(path, **settings):
     settings = {"cache_dir": path.parent / "cache", "workers": 2, "progress": False} | settings
-    return load_image_data("csv", data_dir=path, **settings)
+    return load_image_data("csv", PictureRequest(path, **settings))
 
 
 def refused(path, *parts, **settings):

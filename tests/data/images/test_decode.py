@@ -15,7 +15,7 @@ from utils.data.images.decode import (
     strict_pillow,
     why,
 )
-from utils.data.images.form import Form
+from utils.data.images.image_data import Form
 
 
 def test_resize_and_centre_crop(tmp_path):

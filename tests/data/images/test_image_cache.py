@@ -15,7 +15,7 @@ from small_disks import full_disk, small_disk
 
 from utils.data import cache_folder
 from utils.data.images import cache as image_cache
-from utils.data.images.form import Form
+from utils.data.images.image_data import Form, PictureRequest
 from utils.data.images.sources import load_image_data
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -118,7 +118,9 @@ def kill(*_):
 for module in (image_cache, cache_folder):
     if hasattr(module, sys.argv[1]):
         setattr(module, sys.argv[1], kill)
-load_image_data("imagefolder", data_dir=sys.argv[2], cache_dir=sys.argv[3], progress=False)
+from pathlib import Path
+from utils.data.images.image_data import PictureRequest
+load_image_data("imagefolder", PictureRequest(Path(sys.argv[2]), Path(sys.argv[3])))
 """
 
 
@@ -187,10 +189,10 @@ def test_real_pictures(tmp_path, no_decoding):
     if "REAL_DATA" not in os.environ:
         pytest.skip("needs the folder of real images that REAL_DATA names")
     root = Path(os.environ["REAL_DATA"]) / "cifar10-jpeg"
-    settings = {"data_dir": root, "cache_dir": tmp_path, "progress": False}
-    first = load_image_data("imagefolder", **settings)
+    request = PictureRequest(root, tmp_path, progress=False)
+    first = load_image_data("imagefolder", request)
     no_decoding()
-    data = load_image_data("imagefolder", **settings)
+    data = load_image_data("imagefolder", request)
     assert "memory-mapped" in data.source and data.fingerprint == first.fingerprint
     assert data.train.images.shape == (50_000, 32, 32, 3)
     assert data.test.images.shape == (10_000, 32, 32, 3)

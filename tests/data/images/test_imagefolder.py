@@ -445,9 +445,11 @@ def test_spaces_and_other_letters_in_names(tmp_path, locale):
     )
     (root / "train" / "犬" / "schlecht ü.png").write_text("no picture")
     code = (
-        "import sys; from utils.data.images.sources import load_image_data;"
-        "data = load_image_data('imagefolder', data_dir=sys.argv[1], cache_dir=sys.argv[2],"
-        " on_bad='skip'); print(data.classes, len(data.train), data.skipped, data.source)"
+        "import sys; from pathlib import Path;"
+        "from utils.data.images.sources import PictureRequest, load_image_data;"
+        "request = PictureRequest(Path(sys.argv[1]), Path(sys.argv[2]), on_bad='skip');"
+        "data = load_image_data('imagefolder', request);"
+        "print(data.classes, len(data.train), data.skipped, data.source)"
     )
     environment = {**os.environ, "LC_ALL": locale, "PYTHONPATH": str(ROOT)}
     for _ in range(2):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from utils.data.images.decoded import DecodedSplit, channel_statistics, content_fingerprint
+from utils.data.images.image_data import PictureRequest
 from utils.data.images.sources import IMAGE_DATASETS, load_image_data
 from utils.errors import UserError
 
@@ -74,7 +75,7 @@ def test_a_test_set_that_is_there_is_not_held_out(tmp_path):
     folders = {"data_dir": tmp_path, "cache_dir": tmp_path}
     for dataset in ("shapes", "cifar10"):
         with pytest.raises(UserError, match="--test_fraction has no effect"):
-            load_image_data(dataset, **folders, test_fraction=0.5)
+            load_image_data(dataset, PictureRequest(**folders, test_fraction=0.5))
 
 
 def test_no_data_set_imports_torch():

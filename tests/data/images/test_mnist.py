@@ -15,6 +15,7 @@ import torch
 
 from utils.augment.crop_flip import CropFlip
 from utils.data.images import mnist
+from utils.data.images.image_data import PictureRequest
 from utils.data.images.loader import ImageLoader
 from utils.data.images.mnist import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
 from utils.data.images.sources import load_image_data
@@ -61,7 +62,7 @@ class Imitation:
             (folder / name).write_bytes(self.files[name])
 
     def load(self, folder):
-        return load_image_data(self.name, data_dir=folder, cache_dir=folder / "cache")
+        return load_image_data(self.name, PictureRequest(folder, folder / "cache"))
 
 
 @pytest.fixture(params=["mnist", "fashion_mnist"])
@@ -235,7 +236,7 @@ def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch, no_network):
 def test_a_test_fraction_is_refused(name, tmp_path):
     folders = {"data_dir": tmp_path, "cache_dir": tmp_path}
     with pytest.raises(UserError, match=f"--test_fraction has no effect on --dataset {name}"):
-        load_image_data(name, **folders, test_fraction=0.5)
+        load_image_data(name, PictureRequest(**folders, test_fraction=0.5))
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

@@ -8,7 +8,7 @@ from picture_trees import load, noise
 from PIL import Image, ImageDraw
 
 from utils.data.images import notes
-from utils.data.images.form import Form
+from utils.data.images.image_data import Form
 from utils.errors import UserError
 
 BOTH = pytest.mark.parametrize("decode", ["once", "always"])

@@ -4,17 +4,21 @@ import errno
 import io
 import json
 import os
+import struct
+import sys
 import tarfile
 
 import numpy as np
 import pytest
 from data.images.kills import killed_at
+from data.images.picture_sources import CLASSES, write_source
 from data.images.picture_trees import make_tree, noise
 from data.images.test_encoded import encoded, inputs, loader, smooth
 from PIL import Image
 from small_disks import full_disk
 
-from utils.data.images import crc32c, pack, scanning, tar, tfrecord
+from utils.data.images import pack, scanning, tar, tfrecord
+from utils.data.images.image_data import PictureRequest
 from utils.data.images.sources import load_image_data
 from utils.errors import UserError
 
@@ -24,15 +28,21 @@ def tree(tmp_path):
     return make_tree(tmp_path / "pictures", per_class=6)
 
 
-def packed(tree, to, shard_bytes=700):
+def packed(tree, to="tar", shard_bytes=700):
+    """The shards of a tree; TFRecords in one for each split."""
     output = tree.parent / to
-    pack.pack(tree, output, to, shard_bytes, progress=False)
+    if to == "tar":
+        pack.pack(tree, output, shard_bytes, progress=False)
+    for split in ("train", "test") if to == "tfrecord" else ():
+        paths = sorted(tree.glob(f"{split}/*/*"))
+        samples = [(path.read_bytes(), CLASSES.index(path.parent.name)) for path in paths]
+        write_source(to, output, {split: samples})
     return output
 
 
 def load(folder, kind, **settings):
     settings = {"cache_dir": folder.parent / "cache", "workers": 2, "progress": False, **settings}
-    return load_image_data(kind, data_dir=folder, **settings)
+    return load_image_data(kind, PictureRequest(folder, **settings))
 
 
 def refused(folder, kind, *parts, **settings):
@@ -55,6 +65,20 @@ def members(*pairs):
     return file.getvalue()
 
 
+def field(number, content):
+    """Of a protobuf message; lengths from 128 on take two bytes."""
+    size = len(content)
+    length = bytes([size & 127 | 128, size >> 7]) if size > 127 else bytes([size])
+    return bytes([number << 3 | 2]) + length + content
+
+
+def framed(content):
+    """A TFRecord."""
+    length, check = struct.pack("<Q", len(content)), tfrecord.checksum()
+    checks = (struct.pack("<I", check(part)) for part in (length, content))
+    return length + next(checks) + content + next(checks)
+
+
 def png(seed=0):
     return encoded(Image.fromarray(noise(8, seed)), "PNG")
 
@@ -66,7 +90,8 @@ def png(seed=0):
 def test_what_is_packed_is_read_again(tree, kind):
     folder = packed(tree, kind)
     shards = sorted(folder.glob("train-*"))
-    assert len(shards) > 1 and shards[0].name == f"train-00000-of-{len(shards):05}.{kind}"
+    if kind == "tar":
+        assert len(shards) > 1 and shards[0].name == f"train-00000-of-{len(shards):05}.tar"
     plain = load(tree, "imagefolder", decode="once")
     data = load(folder, kind)
     assert data.classes == plain.classes and len(data.train) == 12 and len(data.test) == 4 * 3
@@ -147,16 +172,16 @@ def test_an_example_of_others_with_labels_from_1(tmp_path):
     """More features than ours, a packed label, and ImageNet's names without an ending."""
 
     def feature(name, value):
-        return tfrecord._field(1, tfrecord._field(1, name) + tfrecord._field(2, value))
+        return field(1, field(1, name) + field(2, value))
 
     def record(label, seed):
         parts = [
-            feature(b"image/height", tfrecord._field(3, b"\x08\x08")),  # not packed
-            feature(b"image/class/label", tfrecord._field(3, tfrecord._field(1, bytes([label])))),
-            feature(b"image/class/text", tfrecord._field(1, tfrecord._field(1, b"a cat"))),
-            feature(b"image/encoded", tfrecord._field(1, tfrecord._field(1, png(seed)))),
+            feature(b"image/height", field(3, b"\x08\x08")),  # not packed
+            feature(b"image/class/label", field(3, field(1, bytes([label])))),
+            feature(b"image/class/text", field(1, field(1, b"a cat"))),
+            feature(b"image/encoded", field(1, field(1, png(seed)))),
         ]
-        return tfrecord.framed(tfrecord._field(1, b"".join(parts)))
+        return framed(field(1, b"".join(parts)))
 
     folder = tmp_path / "shards"
     folder.mkdir()
@@ -282,7 +307,9 @@ def test_an_error_that_may_pass_leaves_no_record_out(tree, monkeypatch, kind):
 
 def test_no_record_makes_the_reader_of_examples_fail_otherwise():
     """Whatever the bytes are: a picture and a label, or a ValueError."""
-    whole = tfrecord.example(b"picture", 300)
+    pairs = ((b"image/encoded", 1, b"picture"), (b"image/class/label", 3, b"\xac\x02"))
+    parts = [field(1, field(1, name) + field(2, field(n, field(1, v)))) for name, n, v in pairs]
+    whole = field(1, b"".join(parts))
     start, end, label = tfrecord.find_picture(whole)
     assert (whole[start:end], label) == (b"picture", 300)
     rng = np.random.default_rng(0)
@@ -297,16 +324,10 @@ def test_no_record_makes_the_reader_of_examples_fail_otherwise():
         assert 0 <= start <= end <= len(broken)
 
 
-@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 255, 256, 257, 1000])
-def test_crc32c(size):
-    assert crc32c.plain_crc32c(b"123456789") == 0xE3069283  # of RFC 3720
-    data = np.random.default_rng(size).bytes(size)
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (crc32c.POLYNOMIAL if crc & 1 else 0)
-    assert crc32c.plain_crc32c(data) == crc ^ 0xFFFFFFFF
+def test_the_package_for_checksums_is_asked_for(tree, monkeypatch):
+    folder = packed(tree, "tfrecord")
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    refused(folder, "tfrecord", "--dataset tfrecord", "pip install google-crc32c")
 
 
 # ---- packing -------------------------------------------------------------------------------------
@@ -326,27 +347,26 @@ def test_packing_goes_on_where_it_was_stopped(tree, capsys):
     assert os.stat(shards[0]).st_mtime_ns == untouched and not list(folder.glob(".writing*"))
 
 
-@pytest.mark.parametrize("kind", ["tar", "tfrecord"])
-def test_packing_that_is_killed_at_any_moment_ends_with_the_same_bytes(tree, kind):
+def test_packing_that_is_killed_at_any_moment_ends_with_the_same_bytes(tree):
     def contents(folder):
         return {path.name: path.read_bytes() for path in folder.iterdir()}
 
-    whole = contents(packed(tree, kind, shard_bytes=2000))
-    (tree.parent / kind).rename(tree.parent / "whole")
+    whole = contents(packed(tree, shard_bytes=2000))
+    (tree.parent / "tar").rename(tree.parent / "whole")
     moment, done = 0, False
     while not done:
-        done = killed_at(moment, lambda: packed(tree, kind, shard_bytes=2000))
+        done = killed_at(moment, lambda: packed(tree, shard_bytes=2000))
         moment += 1
         assert moment < 60
-    assert moment > 3 and contents(tree.parent / kind) == whole
+    assert moment > 3 and contents(tree.parent / "tar") == whole
 
 
 def test_packing_on_a_full_disk(tree):
     with full_disk(1000), pytest.raises(UserError, match=r"train-.*the same command goes on"):
-        packed(tree, "tfrecord", shard_bytes=1500)
-    folder = tree.parent / "tfrecord"
+        packed(tree, shard_bytes=1500)
+    folder = tree.parent / "tar"
     assert not list(folder.glob(".writing*"))
-    assert len(load(packed(tree, "tfrecord", shard_bytes=1500), "tfrecord").train) == 12
+    assert len(load(packed(tree, shard_bytes=1500), "tar").train) == 12
 
 
 @pytest.mark.parametrize("word", ["valid", "validation"])
@@ -379,7 +399,7 @@ def test_packing_stops_at_an_error_that_may_pass(tree, monkeypatch):
 
     monkeypatch.setattr(pack, "measure", failing)
     with pytest.raises(UserError, match=r"cannot read .*png: Input/output error"):
-        pack.pack(tree, tree.parent / "out", "tar", 10**6, "skip", progress=False)
+        pack.pack(tree, tree.parent / "out", 10**6, "skip", progress=False)
 
 
 def test_what_cannot_be_packed(tree, capsys):

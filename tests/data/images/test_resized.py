@@ -10,9 +10,10 @@ from PIL import Image
 from small_disks import full_disk
 
 from utils.data.images import shapes, sources
+from utils.data.images.cache import resize
 from utils.data.images.decoded import DecodedSplit, channel_statistics
-from utils.data.images.resized import resize
-from utils.data.images.sources import ImageData, load_image_data
+from utils.data.images.image_data import ImageData, PictureRequest
+from utils.data.images.sources import load_image_data
 from utils.errors import UserError
 
 
@@ -37,14 +38,12 @@ def load(tmp_path, monkeypatch):
     """Loads a data set that is made up, as load_image_data does."""
 
     def loaded(data, **settings):
-        module = SimpleNamespace(function=lambda **_: data)
+        module = SimpleNamespace(function=lambda _: data)
         monkeypatch.setitem(sources.IMAGE_DATASETS, "made_up", "made.up:function")
         with monkeypatch.context() as patch:
             patch.setattr(sources.importlib, "import_module", lambda name: module)
-            return load_image_data(
-                "made_up", data_dir=tmp_path, cache_dir=tmp_path / "cache", progress=False,
-                **settings,
-            )  # fmt: skip
+            request = PictureRequest(tmp_path, tmp_path / "cache", progress=False, **settings)
+            return load_image_data("made_up", request)
 
     return loaded
 
@@ -102,12 +101,12 @@ def test_they_are_resized_once_for_each_size_and_data_set(load, tmp_path, monkey
     assert len(list((tmp_path / "cache").iterdir())) == 4
     assert len({one.fingerprint for one in (data, first, other, gray, changed)}) == 5
     assert "resized to 6x6" in first.source and isinstance(first.train.images, np.memmap)
-    monkeypatch.setattr("utils.data.images.resized.resize", None)
+    monkeypatch.setattr("utils.data.images.cache.resize", None)
     again = load(data, image_size=6)
     assert again.fingerprint == first.fingerprint
     assert np.array_equal(again.test.images, first.test.images)
     val = replace(data, fingerprint="with val", val=data.test)
-    monkeypatch.setattr("utils.data.images.resized.resize", resize)
+    monkeypatch.setattr("utils.data.images.cache.resize", resize)
     assert np.array_equal(load(val, image_size=6).val.images, first.test.images)
 
 
@@ -121,5 +120,5 @@ def test_a_full_disk(load, tmp_path):
 def test_a_real_data_set(tmp_path, monkeypatch):
     monkeypatch.setattr(shapes, "TRAIN_PER_CLASS", 3)
     monkeypatch.setattr(shapes, "TEST_PER_CLASS", 2)
-    data = load_image_data("shapes", data_dir=tmp_path, cache_dir=tmp_path, image_size=8)
+    data = load_image_data("shapes", PictureRequest(tmp_path, tmp_path, image_size=8))
     assert data.train.shape == (8, 8, 3) and data.synthetic and len(data.test) == 20

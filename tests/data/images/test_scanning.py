@@ -13,11 +13,10 @@ ROOT = Path(__file__).resolve().parents[3]
 # Starts indexing processes as a run does, and waits.
 PROGRAM = """
 import os, sys
-import numpy as np
 from utils.data.images import scanning
 if __name__ == "__main__":
     scanning.MANY_FILES = 1
-    task = scanning.Task(scanning.FolderPart(["a"], [0]), np.zeros(1, np.int64), 1)
+    task = scanning.Task(scanning.FolderPart(["a"], [0]), 0, 1)
     with scanning._executor([task, task], False, 2) as executor:
         print(executor.submit(os.getpid).result(), flush=True)
         sys.stdin.read()

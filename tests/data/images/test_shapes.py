@@ -5,13 +5,14 @@ import hashlib
 import numpy as np
 import pytest
 
+from utils.data.images.image_data import PictureRequest
 from utils.data.images.shapes import SHAPES, draw
 from utils.data.images.sources import load_image_data
 
 
 @pytest.fixture(scope="module")
 def shapes():
-    return load_image_data("shapes", data_dir="nowhere", cache_dir="nowhere")
+    return load_image_data("shapes", PictureRequest("nowhere", "nowhere"))
 
 
 def test_form(shapes):

@@ -112,7 +112,7 @@ def test_ids_saved_and_read_again():
 def test_a_vocabulary_file(tmp_path):
     path = tmp_path / "vocab.txt"
     path.write_text("<unk>\n<pad>\nthe\n.\r\ncat\n\n", encoding="utf-8")
-    tokenizer = TokenizerRequest("basic_english", vocab=path).make(["never read"], False)
+    tokenizer = TokenizerRequest("basic_english", vocab=path).make(["never read"])
     assert tokens_of(tokenizer) == ["<unk>", "<pad>", "the", ".", "cat", "[CLS]"]
     assert (pad_id(tokenizer), cls_id(tokenizer), vocabulary_size(tokenizer)) == (1, 5, 6)
     assert encode(tokenizer, ["The cat sat."])[0].tolist() == [5, 2, 4, 0, 3]

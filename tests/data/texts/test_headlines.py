@@ -10,7 +10,6 @@ from data.texts.sum_of_texts import sum_of
 
 from utils.data.texts.headlines import CLASSES, POOLS, write_split
 from utils.data.texts.sources import TextRequest, open_text_data
-from utils.errors import UserError
 
 NOWHERE = Path("nowhere")
 
@@ -71,10 +70,3 @@ def test_the_generator_determines_the_texts():
     one, two = (write_split(3, np.random.default_rng(7)) for _ in range(2))
     assert one.texts == two.texts and one.labels.tolist() == two.labels.tolist()
     assert one.texts != write_split(3, np.random.default_rng(8)).texts
-
-
-@pytest.mark.parametrize("flag", ["train_file", "test_file", "val_file", "test_fraction"])
-def test_settings_without_effect_are_refused(flag):
-    value = 0.1 if flag == "test_fraction" else "x.csv"
-    with pytest.raises(UserError, match=f"--{flag} has no effect on --dataset headlines"):
-        open_text_data("headlines", TextRequest(NOWHERE, **{flag: value}))

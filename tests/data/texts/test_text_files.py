@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from utils.data.texts import rows
 from utils.data.texts.files import read_table
 from utils.data.texts.published_csv import ESCAPED
-from utils.data.texts.rows import read_samples, read_texts
 from utils.data.texts.sources import TextRequest, open_text_data
 from utils.errors import UserError
 
@@ -28,7 +28,12 @@ def write(tmp_path):
 
 def read_rows(path, classes=(), line_end=None, **given):
     request = TextRequest(path.parent, **given)
-    return read_samples(path, request, classes=classes, line_end=line_end)
+    return rows.read_samples(path, request, classes=classes, line_end=line_end)
+
+
+def read_texts(path, classes=(), line_end=None, say=lambda line: None, **given):
+    request = TextRequest(path.parent, **given)
+    return rows.read_texts(path, request, classes=classes, line_end=line_end, say=say)
 
 
 def samples(path, **given):
@@ -250,13 +255,13 @@ def test_texts_to_classify(write):
         (1, "a b"),
         (2, "c"),
     ]
-    rows = "".join(f"{i % 2},the text {i}\n" for i in range(20))
-    assert read_texts(write(rows))[3] == (4, "the text 3")
+    many = "".join(f"{i % 2},the text {i}\n" for i in range(20))
+    assert read_texts(write(many))[3] == (4, "the text 3")
     assert read_texts(write("Sports,he won\nWorld,they met\n"), classes=["Sports", "World"]) == [
         (1, "he won"),
         (2, "they met"),
     ]
-    assert read_texts(write("7,x y,z\n"), text_columns=["3"]) == [(1, "z")]
+    assert read_texts(write("7,x y,z\n"), text_columns=("3",)) == [(1, "z")]
     said = []
     read = read_texts(write("1,<b>\n2,a b\n"), on_bad="skip", say=said.append)
     assert read == [(1, None), (2, "a b")]
@@ -305,7 +310,7 @@ def test_any_bytes(tmp_path_factory, content, name, on_bad, columns, packed):
     except UserError as error:
         assert "\n" not in str(error) and "\r" not in str(error)
     try:
-        for line, text in read_texts(path, columns, on_bad):
+        for line, text in read_texts(path, text_columns=columns, on_bad=on_bad):
             assert line >= 1 and (text is None or text.encode())
     except UserError as error:
         assert "\n" not in str(error)
@@ -321,11 +326,11 @@ def test_any_bytes(tmp_path_factory, content, name, on_bad, columns, packed):
         min_size=4,
     )
 )
-def test_what_a_csv_writer_writes_comes_back(tmp_path_factory, rows):
+def test_what_a_csv_writer_writes_comes_back(tmp_path_factory, written):
     path = tmp_path_factory.getbasetemp() / "written.csv"
     with open(path, "w", encoding="utf-8", newline="") as file:
-        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([("label", "text"), *rows])
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([("label", "text"), *written])
     table = read_table(path)
     assert [tuple(row.cells) for row in table.rows[1:]] == [
-        (label, text.replace("\0", " ")) for label, text in rows
+        (label, text.replace("\0", " ")) for label, text in written
     ]

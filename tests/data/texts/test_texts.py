@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from data.texts.sum_of_texts import sum_of
 
-from utils.data.texts import ag_news
-from utils.data.texts.sources import TEXT_DATASETS, TextRequest, open_text_data
+from utils.data.texts import published_csv
+from utils.data.texts.sources import TextRequest, open_text_data
 from utils.errors import UserError
 
 WORDS = ["alpha", "beta", "gamma", "delta"]
@@ -157,15 +157,12 @@ def test_what_is_refused(tmp_path):
     one = write(tmp_path / "one.csv", ["a"] * 6)
     refused(tmp_path, "needs --train_file")
     refused(tmp_path, "needs a test set", "--test_fraction", train_file=train)
-    refused(tmp_path, "--test_fraction has no", train_file=train, test_file=one, test_fraction=0.1)
     refused(tmp_path, "--test_file is the training file", train_file=train, test_file=train)
     refused(tmp_path, "gone.csv is not there", train_file=train, test_file=tmp_path / "gone.csv")
     refused(tmp_path, "only one class, 'a'", train_file=one, test_fraction=0.5)
     many = write(tmp_path / "many.csv", [f"class{i}" for i in range(30)])
     refused(tmp_path, "30 classes for 30", train_file=many, test_fraction=0.5, header=False)
     refused(tmp_path, "between 0 and 1", train_file=train, test_fraction=1.0)
-    refused(tmp_path, "--on_bad takes error or skip", train_file=train, on_bad="ignore")
-    refused(tmp_path, f"takes one of {', '.join(TEXT_DATASETS)}", name="nothing")
 
 
 def test_joined_files_and_texts_in_both(tmp_path):
@@ -191,7 +188,8 @@ def published(tmp_path, monkeypatch):
     with open(folder / "test.csv", "w", encoding="utf-8") as file:
         file.write('"1","a title","Bush #39;s text"\n"4","b title","more\\text"\n')
     sums = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in folder.iterdir()}
-    monkeypatch.setattr(ag_news, "PUBLISHED", {name: sums[name] for name in ag_news.PUBLISHED})
+    ordered = {name: sums[name] for name in published_csv.AG_NEWS_SUMS}
+    monkeypatch.setattr(published_csv, "AG_NEWS_SUMS", ordered)
     return folder
 
 
@@ -219,17 +217,18 @@ def test_ag_news_is_downloaded_and_checked(published, tmp_path, monkeypatch):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes((published / path.name).read_bytes())
 
-    monkeypatch.setattr(ag_news, "download", download)
+    monkeypatch.setattr(published_csv, "download", download)
     source = open_text_data("ag_news", TextRequest(tmp_path / "new"))
     assert source.description == str(tmp_path / "new" / "ag_news_csv")
-    assert fetched == [(ag_news.URL + name, md5) for name, md5 in ag_news.PUBLISHED.items()]
+    assert fetched == [
+        (published_csv.AG_NEWS_URL + name, md5) for name, md5 in published_csv.AG_NEWS_SUMS.items()
+    ]
     load(tmp_path / "new", "ag_news")
     assert len(fetched) == 2
 
 
 def test_ag_news_without_network(tmp_path, no_network):
     refused(tmp_path, "no network", "--data_dir", "--dataset headlines", name="ag_news")
-    refused(tmp_path, "--test_file has no effect", name="ag_news", test_file="x.csv")
 
 
 def test_ag_news_with_a_fifth_class(published, no_network):

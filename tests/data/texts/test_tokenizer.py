@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from utils.data.texts import tokenizer as tokenizer_module
 from utils.data.texts.headlines import write_split
+from utils.data.texts.sources import TOKENIZERS
 from utils.data.texts.tokenizer import (
-    KINDS,
     SPECIAL,
     cls_id,
     encode,
@@ -40,14 +40,14 @@ def texts():
 
 @pytest.fixture(scope="module")
 def trained(texts):
-    return {kind: train_tokenizer(texts, kind=kind, vocab_size=400) for kind in KINDS}
+    return {kind: train_tokenizer(texts, kind=kind, vocab_size=400) for kind in TOKENIZERS}
 
 
 def samples(tokens, offsets):
     return [tokens[a:b].tolist() for a, b in pairwise(offsets)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZERS)
 def test_form(trained, texts, kind):
     tokenizer = trained[kind]
     assert 300 < vocabulary_size(tokenizer) <= 400
@@ -69,9 +69,10 @@ TRAIN = """
 import hashlib, sys
 import numpy as np
 from utils.data.texts.headlines import write_split
-from utils.data.texts.tokenizer import KINDS, train_tokenizer
+from utils.data.texts.sources import TOKENIZERS
+from utils.data.texts.tokenizer import train_tokenizer
 texts = write_split(50, np.random.default_rng(0)).texts
-for kind in KINDS:
+for kind in TOKENIZERS:
     json = train_tokenizer(texts, kind=kind, vocab_size=400).to_str()
     print(hashlib.sha256(json.encode()).hexdigest())
 """
@@ -88,11 +89,11 @@ def test_every_process_trains_the_same(trained, threads):
         text=True,
         check=True,
     )
-    here = [hashlib.sha256(trained[kind].to_str().encode()).hexdigest() for kind in KINDS]
+    here = [hashlib.sha256(trained[kind].to_str().encode()).hexdigest() for kind in TOKENIZERS]
     assert result.stdout.split() == here
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZERS)
 def test_lowercase(texts, kind):
     for lowercase in (True, False):
         tokenizer = train_tokenizer(texts, kind=kind, vocab_size=400, lowercase=lowercase)
@@ -100,7 +101,7 @@ def test_lowercase(texts, kind):
         assert (one == two) is lowercase
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZERS)
 def test_texts_of_all_kinds(trained, kind):
     strange = ["", " ", "中文 العربية 🙂", "x" * 5000, "a\0b", "[CLS] [PAD] [MASK]", "é" * 3]
     tokens, offsets = encode(trained[kind], strange)
@@ -111,7 +112,7 @@ def test_texts_of_all_kinds(trained, kind):
 MANY = [chr(0x4E00 + i) for i in range(2000)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize(
     "texts",
     [["a"], ["a b c"], ["é 中文"], ["x" * 10**5], ["?!"], MANY],
@@ -140,7 +141,7 @@ def test_chunks_make_no_difference(trained, texts, monkeypatch):
 
 
 def test_a_plain_line_where_there_is_no_terminal(trained, texts, capsys):
-    encode(trained["bpe"], texts, progress=True, description="test texts")
+    encode(trained["bpe"], texts, described="test texts")
     assert capsys.readouterr().err == "encoding 200 test texts, once\n"
 
 
@@ -238,7 +239,7 @@ def test_what_a_published_tokenizer_lacks_is_added(tmp_path):
 
 
 def load(path):
-    return TokenizerRequest(str(path)).make([], progress=False)
+    return TokenizerRequest(str(path)).make([])
 
 
 def refused(path, *parts):
@@ -260,17 +261,10 @@ def test_files_that_are_no_tokenizer(tmp_path, content):
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_damaged_tokenizers(trained, data):
-    text = trained[data.draw(st.sampled_from(KINDS))].to_str()
+    text = trained[data.draw(st.sampled_from(TOKENIZERS))].to_str()
     place = data.draw(st.integers(0, min(len(text), 3000) - 1))
     piece = data.draw(st.sampled_from(["", "0", "-1", "null", '"', "[]", "}", "\\", "99999999999"]))
     try:
         tokenizer_from_json(text[:place] + piece + text[place + 1 + len(piece) :])
     except ValueError as error:
         assert "\n" not in str(error)
-
-
-def test_settings_that_are_refused():
-    with pytest.raises(UserError, match="wordpiece, bpe, bpe_unicode, unigram"):
-        train_tokenizer(["a"], kind="words")
-    with pytest.raises(UserError, match="--vocab_size must be at least 300"):
-        train_tokenizer(["a"], vocab_size=10)

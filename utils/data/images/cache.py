@@ -8,60 +8,55 @@ complete or absent even if a process is killed or several build the same cache.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
 import shutil
-import sys
 import zlib
-from collections.abc import Generator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
-from tqdm import tqdm
+from PIL import Image
 
-from utils.data.array_file import write_array
-from utils.data.cache_folder import built_folder, remove_abandoned
-from utils.data.images.decode import decode_all, strict_pillow
+from utils.data.cache_folder import built, progress_bar, write_array
+from utils.data.images.decode import decode_all, in_threads, not_readable, strict_pillow
 from utils.data.images.decoded import DecodedSplit, channel_statistics, content_fingerprint
-from utils.data.images.form import Form
+from utils.data.images.image_data import Form, ImageData, PictureRequest
 from utils.errors import UserError
+from utils.files import write_synced
 from utils.plural import counted
 
 VERSION = 1  # of decoding and of the cache's layout; part of every key
 
 
-class Source(Protocol):
-    """The pictures of one split, from which a cache is built."""
-
-    verb: str  # what is done with them, for messages: "decoding"
-    labels: Sequence[int] | np.ndarray  # indices into the classes, one for each picture
-    channels: int
-
-    def describe(self, picture: int) -> str:
-        """A picture, for messages."""
-
-    def decoded(self, size: int, workers: int) -> Generator[tuple[np.ndarray, dict[int, str]]]:
-        """The pictures in order, in chunks: those that are good, (n, size, size, channels) uint8,
-        and for the others: offset in the chunk -> reason."""
-
-
 @dataclass(frozen=True)
-class FileSource:
-    """The files of one split; a Source."""
+class Source:
+    """The pictures of one split, from which a cache is built.
 
-    paths: list[str]
-    labels: list[int]
-    form: Form
-    verb, channels = "decoding", 3
+    Args:
+        verb: what is done with them, for messages.
+        labels: indices into the classes, one for each picture.
+        describe: names a picture, for messages.
+        decoded: (size, workers) -> the pictures in order, in chunks: those that are good, (n, size,
+            size, channels) uint8, and for the others: offset in the chunk -> reason.
+    """
 
-    def describe(self, picture: int) -> str:
-        return self.paths[picture]
+    verb: str
+    labels: Sequence[int] | np.ndarray
+    channels: int
+    describe: Callable[[int], str]
+    decoded: Callable[[int, int], Generator[tuple[np.ndarray, dict[int, str]]]]
 
-    def decoded(self, size: int, workers: int) -> Generator[tuple[np.ndarray, dict[int, str]]]:
-        return decode_all(self.paths, size, workers, self.form)
+
+def of_files(paths: list[str], labels: list[int], form: Form) -> Source:
+    def decoded(size: int, workers: int) -> Generator[tuple[np.ndarray, dict[int, str]]]:
+        return decode_all(paths, size, workers, form)
+
+    return Source("decoding", labels, 3, paths.__getitem__, decoded)
 
 
 @dataclass(frozen=True)
@@ -103,59 +98,31 @@ def open_cache(folder: Path) -> tuple[Index, dict[str, DecodedSplit]] | None:
 
 
 def build_cache(
-    folder: Path,
-    sources: dict[str, Source],
-    classes: list[str],
-    *,
-    image_size: int,
-    on_bad: str,
-    workers: int,
-    progress: bool,
+    folder: Path, sources: dict[str, Source], classes: list[str], request: PictureRequest, size: int
 ) -> tuple[Index, dict[str, DecodedSplit]]:
-    """Decode every picture of `sources`, by split, into the cache `folder`, and map it.
+    """Decode every picture of `sources`, by split, to `size` into the cache `folder`, and map it.
 
     Raises:
         UserError: a picture cannot be decoded (unless `on_bad` is "skip"), no picture is left of a
             split or of a class of the training pictures, or the cache cannot be written.
     """
-    parent = folder.parent
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(parent)  # which may make the room
-        _check_space(parent, sources, image_size)
-        with built_folder(folder, lambda: open_cache(folder) is not None) as temporary:
-            _write(temporary, sources, classes, image_size, on_bad, workers, progress)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(
-            f"cannot write the cache of decoded pictures in {parent}: {reason}; "
-            "choose another folder with --cache_dir"
-        ) from error
-    cache = open_cache(folder)
-    assert cache is not None, f"the cache {folder} cannot be read back"
-    return cache
+
+    def write(temporary: Path) -> None:
+        _check_space(folder.parent, sources, size)
+        _write(temporary, sources, classes, request, size)
+
+    return built(folder, lambda: open_cache(folder), write, "the cache of decoded pictures")
 
 
 def _write(
-    folder: Path,
-    sources: dict[str, Source],
-    classes: list[str],
-    image_size: int,
-    on_bad: str,
-    workers: int,
-    progress: bool,
+    folder: Path, sources: dict[str, Source], classes: list[str], request: PictureRequest, size: int
 ) -> None:
     count, (first, *_) = sum(len(source.labels) for source in sources.values()), sources.values()
-    terminal = sys.stderr.isatty()
-    if progress and not terminal:
-        size = f"{image_size}x{image_size}"
-        print(f"{first.verb} {counted(count, 'picture')} to {size}, once", file=sys.stderr)
+    line = f"{first.verb} {counted(count, 'picture')} to {size}x{size}, once"
     skipped: list[str] = []
     splits: dict[str, DecodedSplit] = {}
     with (
-        tqdm(
-            desc=first.verb, total=count, unit=" pictures", disable=not (progress and terminal)
-        ) as bar,
+        progress_bar(request.progress, line, desc=first.verb, total=count, unit=" pictures") as bar,
         strict_pillow(),
     ):
         for name, source in sources.items():
@@ -163,25 +130,22 @@ def _write(
             good, sums = np.ones(len(labels), bool), []
             with (
                 open(folder / f"{name}.npy", "w+b") as file,
-                contextlib.closing(source.decoded(image_size, workers)) as chunks,
+                contextlib.closing(source.decoded(size, request.threads)) as chunks,
             ):
                 # Written again at the end with the number of good pictures; NumPy pads the header,
                 # so that its length stays.
-                shape = (len(labels), image_size, image_size, source.channels)
+                shape = (len(labels), size, size, source.channels)
                 _write_header(file, shape)
                 done = 0
                 for pictures, errors in chunks:
-                    for offset, reason in errors.items():
+                    for offset, problem in errors.items():
                         path = source.describe(done + offset)
-                        if on_bad == "error":
-                            raise UserError(
-                                f"{path} is not a readable picture ({reason}): remove it, or leave "
-                                "out all such files with --on_bad skip"
-                            )
-                        skipped.append(f"{path}: {reason}")
+                        if request.on_bad == "error":
+                            raise not_readable(path, problem, "files")
+                        skipped.append(f"{path}: {problem}")
                         good[done + offset] = False
                     file.write(pictures)
-                    some = np.ascontiguousarray(pictures[:, :: max(1, image_size // 32)])
+                    some = np.ascontiguousarray(pictures[:, :: max(1, size // 32)])
                     sums += [zlib.crc32(rows) for rows in some]
                     done += len(pictures) + len(errors)
                     bar.update(len(pictures) + len(errors))
@@ -199,7 +163,7 @@ def _write(
     index = Index(
         version=VERSION,
         classes=classes,
-        image_size=image_size,
+        image_size=size,
         counts={name: len(split) for name, split in splits.items()},
         mean=mean,
         std=std,
@@ -208,10 +172,7 @@ def _write(
         skipped_first=skipped[:10],
         channels=first.channels,
     )
-    with open(folder / "index.json", "w", encoding="utf-8") as file:
-        json.dump(asdict(index), file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    write_synced(folder / "index.json", json.dumps(asdict(index), indent=1).encode())
 
 
 def _check_something_left(name: str, source: Source, good: np.ndarray, classes: list[str]) -> None:
@@ -242,3 +203,53 @@ def _check_space(parent: Path, sources: dict[str, Source], image_size: int) -> N
             f"{free / 1e6:,.0f} MB free: free some space, choose another folder with --cache_dir, "
             "or a smaller --image_size"
         )
+
+
+# ---- decoded pictures at another size than their own: --image_size ------------------------------
+
+CHUNK = 1 << 20  # bytes of resized pictures that a thread makes at once
+
+
+def of_split(split: DecodedSplit) -> Source:
+    channels = split.shape[2]
+
+    def decoded(size: int, workers: int) -> Generator[tuple[np.ndarray, dict[int, str]]]:
+        chunks = split.chunks(max(1, CHUNK // (channels * size * size)))
+        return in_threads(lambda chunk: (resize(chunk, size), {}), chunks, workers, "resize")
+
+    return Source("resizing", split.labels, channels, "picture {}".format, decoded)
+
+
+def resized(data: ImageData, request: PictureRequest) -> ImageData:
+    """The data set with pictures of `request.image_size`, memory-mapped. Its cache's key depends on
+    the data set's fingerprint.
+
+    Raises UserError if the cache cannot be written.
+    """
+    size = request.image_size
+    what = json.dumps([VERSION, "resized", data.fingerprint, size])
+    folder = request.cache_dir / hashlib.sha256(what.encode()).hexdigest()
+    splits: dict[str, Any] = {"train": data.train, "val": data.val, "test": data.test}
+    sources = {name: of_split(split) for name, split in splits.items() if split is not None}
+    request = replace(request, on_bad="error")
+    index, cached = open_cache(folder) or build_cache(folder, sources, data.classes, request, size)
+    return replace(
+        data,
+        mean=index.mean,
+        std=index.std,
+        fingerprint=index.fingerprint,
+        source=f"{data.source}, resized to {size}x{size} in {folder}",
+        **cached,  # type: ignore[arg-type]  # splits by name
+    )
+
+
+def resize(pictures: np.ndarray, size: int) -> np.ndarray:
+    """(n, height, width, channels) uint8 -> (n, size, size, channels) uint8: bicubic, antialiased,
+    as `decode` resizes files."""
+    n, channels = len(pictures), pictures.shape[3]
+    out = np.empty((n, size, size, channels), np.uint8)
+    for place, picture in enumerate(pictures):
+        image = Image.fromarray(picture[..., 0] if channels == 1 else picture)
+        found = np.asarray(image.resize((size, size), Image.Resampling.BICUBIC))
+        out[place] = found.reshape(size, size, channels)
+    return out

@@ -23,8 +23,8 @@ import numpy as np
 
 from utils.data.download import download, refuse_strange_folder
 from utils.data.images.decoded import DecodedSplit
+from utils.data.images.image_data import ImageData, PictureRequest
 from utils.data.images.published import Contents, Published, md5
-from utils.data.images.sources import ImageData
 
 MAX_FILE_BYTES = 320 << 20  # twice the largest, CIFAR-100's train
 MAX_ARCHIVE_BYTES = 512 << 20  # unpacked; the published ones have 186 MB
@@ -181,14 +181,14 @@ PUBLISHED = {
 }
 
 
-def load_cifar10(**settings) -> ImageData:
-    """50,000 training and 10,000 test pictures, 32x32 RGB, 10 classes; see `Published.load`."""
-    return PUBLISHED["cifar10"].load(**settings)
+def load_cifar10(request: PictureRequest) -> ImageData:
+    """50,000 training and 10,000 test pictures, 32x32 RGB, 10 classes."""
+    return PUBLISHED["cifar10"].load(request)
 
 
-def load_cifar100(**settings) -> ImageData:
-    """The same with 100 classes, the "fine" labels; see `Published.load`."""
-    return PUBLISHED["cifar100"].load(**settings)
+def load_cifar100(request: PictureRequest) -> ImageData:
+    """The same with 100 classes, the "fine" labels."""
+    return PUBLISHED["cifar100"].load(request)
 
 
 def _make_dtype(spec: str, align: int, copy: int) -> np.dtype:

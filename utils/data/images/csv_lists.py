@@ -24,11 +24,11 @@ from unicodedata import normalize
 
 from utils.data.class_names import by_form, merged_note
 from utils.data.images.file_formats import picture_endings
+from utils.data.images.image_data import ImageData, PictureRequest
 from utils.data.images.imagenet import NoClasses, class_names, text_lines, told_apart
 from utils.data.images.listing import Listing, check_test_fraction, load_listings
 from utils.data.images.shards import CLASSES
-from utils.data.images.sources import ImageData
-from utils.data.images.split_names import ENDINGS, SPLITS, by_split, first_word
+from utils.data.images.split_names import ENDINGS, SPLITS, by_split, first_word, is_ignored
 from utils.data.texts.columns import find_column
 from utils.data.texts.files import Table, read_table
 from utils.errors import Faults, UserError
@@ -47,30 +47,24 @@ LABEL_NAMES = (
 )
 
 
-def load_csv(
-    *, data_dir: Path, test_fraction: float | None = None, on_bad: str = "error",
-    image_column: str | None = None, label_column: str | None = None,
-    image_dir: str | None = None, encoding: str | None = None,
-    classes: list[str] | None = None, **settings,
-) -> ImageData:  # fmt: skip
+def load_csv(request: PictureRequest) -> ImageData:
     """The pictures of the lists, which are in `encoding` (see `decode` in utils/data/texts), loaded
-    by `load_listings`. A test list without classes, as of a competition, is left out. `classes`:
-    see `load_image_data`.
-
-    Columns are names or numbers (from 1), and `image_dir` is relative to the folder of the lists;
-    what is None is found where there is no doubt.
+    by `load_listings`. A test list without classes, as of a competition, is left out.
 
     Raises:
         UserError: there is no list, a row of it is wrong, or see `load_listings`.
     """
+    data_dir, test_fraction, classes = request.data_dir, request.test_fraction, request.classes
+    label_column = request.label_column
     lists = {"test": data_dir} if classes else _find_lists(data_dir)
     if "train" in lists and "test" not in lists:  # else it counts if it has classes
         check_test_fraction(data_dir, [lists[s].name for s in lists if s != "train"], test_fraction)
     listings, firsts, remark, faults = {}, {}, "", Faults()
     for split, path in lists.items():
-        table, pictures = read_table(path, "picture", encoding), _Pictures(path, image_dir)
+        table = read_table(path, "picture", request.encoding)
+        pictures = _Pictures(path, request.image_dir)
         try:
-            columns = _columns(table, pictures, image_column, label_column, not listings)
+            columns = _columns(table, pictures, request.image_column, label_column, not listings)
         except NoClasses as unlabelled:
             if split != "test" or not listings:
                 raise
@@ -81,7 +75,7 @@ def load_csv(
             _name_labels(table, columns)
         with faults:
             listings[split], firsts[split] = _read_list(
-                table, pictures, columns, classes, on_bad, faults
+                table, pictures, columns, classes, request.on_bad, faults
             )
         classes = next(iter(listings.values())).classes if listings else None
         if not classes:
@@ -101,8 +95,7 @@ def load_csv(
             lists_of = ("paths", "labels", "stats")
             first = {name: [getattr(train, name)[row] for row in rows] for name in lists_of}
             listings = {"all": replace(train, **first)}  # type: ignore[arg-type]
-    settings |= {"test_fraction": test_fraction, "on_bad": on_bad}
-    data = load_listings("csv", folder, listings, **settings)
+    data = load_listings("csv", listings, replace(request, data_dir=folder))
     names = _names(folder, data.classes)
     return replace(data, classes=names, source=data.source + remark)
 
@@ -162,7 +155,8 @@ class _Pictures:
         if self.folder:
             return [self.folder]
         with os.scandir(self.root) as scan:
-            inner = sorted(entry.name for entry in scan if entry.is_dir() and entry.name[0] != ".")
+            folders = (entry.name for entry in scan if entry.is_dir())
+            inner = sorted(name for name in folders if not is_ignored(name))
         if split := SPLITS.get(first_word(self.path.stem) or ""):
             inner = [name for name in inner if SPLITS.get(first_word(name) or "", split) == split]
         return ["", *inner, *(f"{name}/{name}" for name in inner)]  # as archives are unpacked

@@ -10,15 +10,16 @@ import math
 import multiprocessing
 import re
 import warnings
-from collections.abc import Generator, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from utils.data.images.file_formats import open_image
-from utils.data.images.form import USUAL, Form
-from utils.data.images.threads import in_threads
+from utils.data.images.image_data import USUAL, Form
 from utils.errors import UserError
 
 # Errors after which reading the picture again would fail, too. Pillow's own have no number; a
@@ -291,6 +292,14 @@ def why(error: Exception) -> str:
     return " ".join(text.split())
 
 
+def not_readable(record: str, problem: str, kind: str = "pictures") -> UserError:
+    """The error to raise for a bad `record`, a path or a place in a file."""
+    return UserError(
+        f"{record} is not a readable picture ({problem}): remove it, or leave out all such {kind} "
+        "with --on_bad skip"
+    )
+
+
 def raise_transient(record: str, error: Exception) -> None:
     """Raises UserError for a transient error, after which the picture may still be good: permission
     is denied, a disk fails, descriptors run out. A cache would leave out the picture for ever.
@@ -344,3 +353,22 @@ def strict_pillow() -> Iterator[None]:
         warnings.filterwarnings("ignore", module="PIL")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         yield
+
+
+def in_threads(function: Callable, items: Iterable, workers: int, name: str) -> Generator:
+    """function(item) for each item, in order. A few more than `workers` results are in memory.
+
+    Args:
+        name: what the threads' names begin with.
+    """
+    pending: deque = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix=name)
+    try:
+        for item in items:
+            pending.append(pool.submit(function, item))
+            if len(pending) > workers + 1:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from utils.data.images.decode import strict_pillow
+from utils.data.images.decode import in_threads, strict_pillow
 from utils.data.images.decoded import Statistics, kept_statistics, statistics_of
-from utils.data.images.encoded import EncodedSplit
-from utils.data.images.form import Form
+from utils.data.images.image_data import ImageData, PictureRequest
+from utils.data.images.imagenet import told_apart
 from utils.data.images.notes import with_notes
-from utils.data.images.record_index import Indexing, find_index
+from utils.data.images.record_index import find_index
 from utils.data.images.records import EncodedPictures
 from utils.data.images.scanning import SplitFiles
-from utils.data.images.sources import ImageData
-from utils.data.images.threads import in_threads
 from utils.data.splits import TEST_SEED, stratified_split
 from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from utils.data.images.loader import EncodedLoader
+    from utils.data.workers import WorkerPool
 
 DEFAULT_SIZE, LARGEST_KEPT_SIZE = 224, 64
 # Pictures of the training split from which mean and standard deviation are computed.
@@ -32,25 +37,20 @@ def load_encoded(
     name: str,
     root: Path,
     files: dict[str, SplitFiles],
-    how: Indexing,
-    *,
+    request: PictureRequest,
     classes: list[str] | None,
-    image_size: int | None,
-    form: Form,
-    test_fraction: float | None,
 ) -> ImageData:
     """The data set of the pictures in `files`, below `root`, which are indexed if need be.
 
     Args:
-        files: {"train", "test" and/or "val"}, or {"all"}, to be divided by `test_fraction`; val is
-            the validation split if there is a test split, else the test set.
-        classes: their names; None: numbers, as many as the labels need.
-        image_size: side in pixels; None: that of the pictures if they are alike and small.
+        files: by split, see `by_use`.
+        classes: their names, to which numbers are added where they are alike; None: numbers, as
+            many as the labels need.
 
     Raises:
         UserError: see `find_index`; or the labels do not fit the classes.
     """
-    found = find_index(root, files, how)
+    found, form = find_index(root, files, request), request.form
     labels = {
         split: records.table["label"].astype(np.int64) for split, records in found.splits.items()
     }
@@ -62,39 +62,46 @@ def load_encoded(
     elif first.min() == 1 and first.max() == len(classes):
         labels = {split: values - 1 for split, values in labels.items()}
     _check_labels(root, labels, classes)
-    if image_size is None:
-        image_size = _choose_size(found.splits[next(iter(files))].table)
+    image_size = request.image_size or _choose_size(found.splits[next(iter(files))].table)
     splits = {
         split: EncodedSplit(EncodedPictures(records, image_size, form), labels[split])
         for split, records in found.splits.items()
     }
-    if test_fraction is not None:
-        kept, held_out = stratified_split(labels["all"], test_fraction, TEST_SEED, classes)
-        splits = {"train": splits["all"].part(kept), "test": splits["all"].part(held_out)}
-    test, val = splits.get("test"), splits.get("val")
-    train = splits.get("train", test)
-    val_is_test = test is None
-    if val_is_test:
-        test, val = val, None
-    what = [found.index.fingerprint, classes, image_size, form.crop_ratio, test_fraction]
+    used = by_use(splits, classes, request.test_fraction)
+    what = [found.index.fingerprint, classes, image_size, form.crop_ratio, request.test_fraction]
     key = hashlib.sha256(json.dumps(what + form.key()).encode()).hexdigest()
     size = sum(map(len, labels.values())) * 3 * image_size**2 / 1e9
-    mean, std = kept_statistics(found.folder, key, lambda: _statistics(train, how.workers))
+    statistics = kept_statistics(
+        found.folder, key, lambda: _statistics(used["train"], request.threads)
+    )
+    source = f"{root}, decoded while training (all decoded would take {size:,.2f} GB), with the "
+    source += f"index {found.folder}"
+    skipped = found.index.skipped
+    names = told_apart(dict(enumerate(classes)))  # not of the key, so that earlier runs can go on
     data = ImageData(
-        name=name,
-        classes=classes,
-        mean=mean,
-        std=std,
-        train=train,
-        test=test,
-        val=val,
-        fingerprint=key,
-        skipped=found.index.skipped,
-        val_is_test=val_is_test,
-        source=f"{root}, decoded while training (all decoded would take {size:,.2f} GB), with the "
-        f"index {found.folder}",
+        name, names, *statistics, **used, fingerprint=key, skipped=skipped, source=source
     )
     return with_notes(data, found.folder, form, found.index.skipped_first)
+
+
+def by_use(
+    splits: dict[str, Any], classes: list[str], test_fraction: float | None
+) -> dict[str, Any]:
+    """`train`, `test`, `val` and `val_is_test` of ImageData.
+
+    Args:
+        splits: {"train", "test" and/or "val"}, or {"all"} to be divided by `test_fraction`; val is
+            the validation split if there is a test split, else the test set. {"test"} alone, for a
+            trained model, is `train`, too.
+    """
+    if test_fraction is not None:
+        every = splits["all"]
+        kept, held_out = stratified_split(every.labels, test_fraction, TEST_SEED, classes)
+        splits = {"train": every.part(kept), "test": every.part(held_out)}
+    test, val = splits.get("test"), splits.get("val")
+    if test is None:
+        return {"train": splits["train"], "test": val, "val": None, "val_is_test": True}
+    return {"train": splits.get("train", test), "test": test, "val": val, "val_is_test": False}
 
 
 def _check_labels(root: Path, labels: dict[str, np.ndarray], classes: list[str]) -> None:
@@ -140,3 +147,53 @@ def _decoded(split: EncodedSplit, workers: int) -> Iterator[np.ndarray]:
     starts = range(0, len(rows), _DECODED_AT_ONCE)
     pieces = (rows[start : start + _DECODED_AT_ONCE] for start in starts)
     return in_threads(split.pictures.decode, pieces, workers, "decode")
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedSplit:
+    """Encoded pictures and their classes. A part of a split shares `pictures` with the whole."""
+
+    pictures: EncodedPictures
+    labels: np.ndarray  # (samples,) int64
+    rows: np.ndarray | None = None  # (samples,) int64: of the records; None: all, in order
+
+    on_disk = encoded = True
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of a decoded picture: height, width, channels."""
+        return self.pictures.size, self.pictures.size, 3
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def part(self, index: np.ndarray) -> EncodedSplit:
+        """The samples `index` (n,) int64 of this split, in that order."""
+        rows = index if self.rows is None else self.rows[index]
+        return EncodedSplit(self.pictures, self.labels[index], rows)
+
+    @property
+    def origins(self) -> np.ndarray:
+        """(records, 2) int64: as of DecodedSplit."""
+        table = self.pictures.records.table
+        sums = table["length"].astype(np.int64) << 32 | table["check"]
+        return np.stack([table["file"], sums], 1)
+
+    def picture(self, row: int) -> np.ndarray:
+        return self.pictures.decode(np.array([row]))[0]
+
+    def file(self, row: int) -> io.BytesIO:
+        """With its name for messages."""
+        file = io.BytesIO(self.pictures.records.read(row))
+        file.name = self.pictures.records.describe(row)  # type: ignore[attr-defined]  # as of files
+        return file
+
+    def resized(self, size: int) -> EncodedSplit:
+        """The same samples, decoded to another size."""
+        return replace(self, pictures=replace(self.pictures, size=size))
+
+    def loader(self, *, pool: WorkerPool | None = None, **options) -> EncodedLoader:
+        """Batches of these pictures, decoded by the processes of `pool`, if there is one."""
+        from utils.data.images.loader import EncodedLoader  # PyTorch takes seconds
+
+        return EncodedLoader(self.pictures, self.labels, rows=self.rows, pool=pool, **options)

@@ -21,24 +21,21 @@ from unicodedata import normalize
 from utils.data.class_names import by_form, merged_note
 from utils.data.images.decode import strict_pillow
 from utils.data.images.file_formats import open_image, picture_endings, unread_formats
+from utils.data.images.image_data import ImageData, PictureRequest
 from utils.data.images.imagenet import NoClasses, class_names, flat_labels
 from utils.data.images.listing import Listing, check_test_fraction, load_listings
-from utils.data.images.sources import ImageData
-from utils.data.images.split_names import SPLITS, by_split
+from utils.data.images.split_names import SPLITS, by_split, is_ignored
 from utils.errors import Faults, UserError
 from utils.plural import counted
 
 LAYOUT = "expected train/<class>/, perhaps with test/<class>/ or val/<class>/, <class>/, or a list"
-_IGNORED = {"thumbs.db", "desktop.ini", "__macosx"}
 SHOWN = 5  # classes in a message
 # What often lies beside pictures. Opening each at every start would take 60 us.
 _TEXTS = {".txt", ".json", ".xml", ".csv", ".md", ".yaml", ".yml"}
 
 
-def load_imagefolder(
-    *, data_dir: Path, cache_dir: Path, test_fraction: float | None = None, classes=(), **settings
-) -> ImageData:
-    """The tree at `data_dir`, loaded by `load_listings`; `classes`: see `load_image_data`.
+def load_imagefolder(request: PictureRequest) -> ImageData:
+    """The tree at `data_dir`, loaded by `load_listings`.
 
     val/ is the validation split if there is test/ with classes, else the test set. Files that are
     no pictures by their names and contents are passed over and counted; one that has the name of a
@@ -47,16 +44,16 @@ def load_imagefolder(
     Raises:
         UserError: the tree has another layout, or see `load_listings`.
     """
-    measured = classes and {"test": _list_all(data_dir, classes, cache_dir)}
-    listings = measured or list_tree(data_dir, test_fraction, cache_dir)
+    data_dir, cache_dir, classes = request.data_dir, request.cache_dir, request.classes
+    if classes:
+        listings = {"test": _list_all(data_dir, classes, cache_dir)}
+    else:
+        listings = list_tree(data_dir, request.test_fraction, cache_dir)
     if strays := [stray for listing in listings.values() for stray in listing.strays]:
         count = f"{counted(len(strays), 'file')} passed over, which cannot be read as pictures: "
         count += f"{strays[0]}{', ...' * (len(strays) > 1)}"
         [*listings.values()][-1].notes.append("; ".join([count, *unread_formats(strays)]))
-    data = load_listings(
-        "imagefolder", data_dir, listings,
-        cache_dir=cache_dir, test_fraction=test_fraction, **settings,
-    )  # fmt: skip
+    data = load_listings("imagefolder", listings, request)
     return replace(data, classes=classes or class_names(data_dir, data.classes))
 
 
@@ -250,10 +247,6 @@ def _folders(root: Path, cache_dir: Path) -> list[str]:
             f"cannot read the folder {root}: {error.strerror}; give the folder of your pictures "
             f"with --data_dir ({LAYOUT})"
         ) from error
-
-
-def is_ignored(name: str) -> bool:
-    return name.startswith(".") or name.lower() in _IGNORED
 
 
 def is_stray(path: str) -> bool:

@@ -13,18 +13,21 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from utils.data.images.cache import VERSION, FileSource, build_cache, open_cache
+from utils.data.images.cache import VERSION, build_cache, of_files, open_cache
 from utils.data.images.decode import strict_pillow
 from utils.data.images.decoded import channel_statistics, kept_statistics
-from utils.data.images.encoded_data import DEFAULT_SIZE, LARGEST_KEPT_SIZE, load_encoded
+from utils.data.images.encoded_data import (
+    DEFAULT_SIZE,
+    LARGEST_KEPT_SIZE,
+    by_use,
+    load_encoded,
+)
 from utils.data.images.file_formats import open_image
-from utils.data.images.form import USUAL, Form
+from utils.data.images.image_data import Form, ImageData, NoTestSet, PictureRequest
 from utils.data.images.notes import with_notes
-from utils.data.images.record_index import Indexing
 from utils.data.images.records import FileState
 from utils.data.images.scanning import FolderPart, SplitFiles
-from utils.data.images.sources import ImageData, NoTestSet
-from utils.data.splits import TEST_SEED, stratified_split
+from utils.data.splits import TEST_SEED
 from utils.errors import UserError
 from utils.plural import counted
 
@@ -59,82 +62,68 @@ def check_test_fraction(data_dir: Path, held_out: list[str], fraction: float | N
         raise NoTestSet(f"{data_dir} has no test set: add --test_fraction 0.2")
 
 
-def load_listings(
-    name: str, data_dir: Path, listings: dict[str, Listing], *,
-    cache_dir: Path, image_size: int | None = None, on_bad: str = "error",
-    test_fraction: float | None = None, decode: str = "once", form: Form = USUAL,
-    workers: int = 1, progress: bool = True,
-) -> ImageData:  # fmt: skip
-    """Decode the files into `cache_dir`, or memory-map what an earlier run decoded. Or only index
-    them; see `load_image_data`.
+def load_listings(name: str, listings: dict[str, Listing], request: PictureRequest) -> ImageData:
+    """Decode the files into the cache, or memory-map what an earlier run decoded. Or only index
+    them, as `request.decode` says.
 
     Args:
         name: of the data set.
-        data_dir: the folder that it is in.
-        listings: {"train", "test" and/or "val"}, or {"all"} to be divided by `test_fraction`; val
-            is the validation split if there is a test split, else the test set. {"test"} alone, for
-            a trained model, is `train`, too.
+        listings: by split, see `by_use`.
 
     Raises:
         UserError: a file cannot be decoded (unless `on_bad` is "skip"), or the cache cannot be
             written.
     """
-    classes = next(iter(listings.values())).classes
-    if len(classes) < 2:
-        raise UserError(f"{data_dir} has only the class {classes[0]!r}: a classifier needs two")
-    notes = [note for listing in listings.values() for note in listing.notes]
-    if image_size is None:
-        image_size = _choose_size(next(iter(listings.values())))
+    data_dir, first = request.data_dir, next(iter(listings.values()))
+    if len(first.classes) < 2:
+        raise UserError(
+            f"{data_dir} has only the class {first.classes[0]!r}: a classifier needs two"
+        )
+    image_size = request.image_size or _choose_size(first)
     size = sum(len(listing.paths) for listing in listings.values()) * 3 * image_size**2
-    if decode == "always" or (decode == "auto" and size > LARGEST_DECODED):
-        data = load_encoded(
-            name, data_dir,
-            {name: _to_index(data_dir, listing) for name, listing in listings.items()},
-            Indexing(cache_dir, on_bad, workers, progress),
-            classes=classes, image_size=image_size, form=form, test_fraction=test_fraction,
-        )  # fmt: skip
-        return replace(data, notes=[*notes, *data.notes])
-    folder = cache_dir / _key(listings, image_size, form)
-    cache = open_cache(folder)
-    source = f"{data_dir}, memory-mapped from {folder}"
+    if request.decode == "always" or (request.decode == "auto" and size > LARGEST_DECODED):
+        files = {split: _to_index(data_dir, listing) for split, listing in listings.items()}
+        request = replace(request, image_size=image_size)
+        data = load_encoded(name, data_dir, files, request, first.classes)
+    else:
+        data = _load_decoded(name, listings, request, image_size)
+    notes = [note for listing in listings.values() for note in listing.notes]
+    return replace(data, notes=[*notes, *data.notes])
+
+
+def _load_decoded(
+    name: str, listings: dict[str, Listing], request: PictureRequest, image_size: int
+) -> ImageData:
+    data_dir, form = request.data_dir, request.form
+    folder = request.cache_dir / _key(listings, image_size, form)
+    cache, source = open_cache(folder), f"{data_dir}, memory-mapped from {folder}"
     if cache is None:
         source = f"{data_dir}, decoded into {folder}"
-        sources: dict = {
-            name: FileSource([*map(one.path, range(len(one.paths)))], one.labels, form)
-            for name, one in listings.items()
+        sources = {
+            split: of_files([*map(one.path, range(len(one.paths)))], one.labels, form)
+            for split, one in listings.items()
         }
-        cache = build_cache(
-            folder, sources,
-            classes, image_size=image_size, on_bad=on_bad, workers=workers, progress=progress,
-        )  # fmt: skip
+        classes = next(iter(listings.values())).classes
+        cache = build_cache(folder, sources, classes, request, image_size)
     index, splits = cache
-    if index.skipped and on_bad == "error":
+    if index.skipped and request.on_bad == "error":
         raise UserError(
             f"{data_dir} has {counted(index.skipped, 'file')} that cannot be decoded, such as "
             f"{index.skipped_first[0]}: remove what is no picture, or leave it out with --on_bad "
             "skip"
         )
     splits = {split: replace(splits[split], path_of=listings[split].path) for split in splits}
-    mean, std, fingerprint = index.mean, index.std, index.fingerprint
-    if test_fraction is not None:  # the parts are rows of one cache, which serves any fraction
-        every = splits["all"]
-        kept, held_out = stratified_split(every.labels, test_fraction, TEST_SEED, index.classes)
-        splits = {"train": every.part(kept), "test": every.part(held_out)}
-        division = f"{fingerprint} {test_fraction!r} {TEST_SEED}"
+    used = by_use(splits, index.classes, request.test_fraction)
+    statistics, fingerprint = (index.mean, index.std), index.fingerprint
+    if request.test_fraction is not None:  # both are parts of one cache, for any fraction
+        division = f"{fingerprint} {request.test_fraction!r} {TEST_SEED}"
         fingerprint = hashlib.sha256(division.encode()).hexdigest()
-        mean, std = kept_statistics(
-            folder, fingerprint, lambda: channel_statistics(splits["train"])
-        )
-    test, val = splits.get("test"), splits.get("val")
-    train, val_is_test = splits.get("train", test), test is None
-    if val_is_test:
-        test, val = val, None
+        statistics = kept_statistics(folder, fingerprint, lambda: channel_statistics(used["train"]))
     data = ImageData(
-        name, index.classes, mean, std, train, test, fingerprint, source, val,
-        skipped=index.skipped, val_is_test=val_is_test,
+        name, index.classes, *statistics, **used, fingerprint=fingerprint, source=source,
+        skipped=index.skipped,
     )  # fmt: skip
-    data = with_notes(data, folder, form, index.skipped_first)
-    return replace(data, notes=[*notes, *data.notes])
+    return with_notes(data, folder, form, index.skipped_first)
 
 
 def _choose_size(listing: Listing) -> int:

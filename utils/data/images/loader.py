@@ -5,14 +5,14 @@ import functools
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from utils.data.batch import Batch
-from utils.data.draws import AUGMENT_STREAM, random_generator
+from utils.augment.chain import Augmentation, part_of
+from utils.data.batch import AUGMENT_STREAM, Batch, random_generator
 from utils.data.images.records import EncodedPictures, RecordReader
 from utils.data.loader import Loader
 from utils.data.steps import Piece
@@ -21,31 +21,6 @@ from utils.to_device import to_device
 
 # Largest part of a GPU's free memory that a data set may take.
 GPU_FRACTION = 0.25
-
-
-class Augmentation(Protocol):
-    """Random choices are drawn for a whole epoch and applied to any slice (see utils/augment)."""
-
-    reads_encoded: bool  # needs encoded pictures, of which it has windows decoded
-
-    def draw(self, n: int, generator: np.random.Generator): ...
-
-    def apply(self, images, plan, index: np.ndarray): ...  # array -> array, tensor -> tensor
-
-    # `apply` in two parts: the host packs plan and index into (rows, n) int64, from which the
-    # device computes the result.
-    def pack(self, plan, index: np.ndarray) -> np.ndarray: ...
-
-    def apply_packed(self, images: Tensor, packed: Tensor) -> Tensor: ...
-
-
-class LaterAugmentation(Protocol):
-    """Likewise, of pictures that are on the device already."""
-
-    def draw(self, n: int, generator: np.random.Generator): ...
-
-    # (n, height, width, channels) uint8 -> the same; may change `images`.
-    def apply(self, images: Tensor, plan) -> Tensor: ...
 
 
 class Packed(NamedTuple):
@@ -113,7 +88,7 @@ class PictureLoader(Loader):
         accumulation: int = 1,
         step_size: int | None = None,
         augment: Augmentation | None = None,
-        later: LaterAugmentation | None = None,
+        later: Augmentation | None = None,
         channels_last: bool = True,
         rows: np.ndarray | None = None,
         pool: WorkerPool | None = None,
@@ -146,13 +121,10 @@ class PictureLoader(Loader):
         rows = order if self.rows is None else self.rows[order]
 
         def part(place) -> tuple:
-            return rows[place], plan and plan.slice(place)
-
-        def later_part(place):
-            return later_plan and later_plan.slice(place)
+            return rows[place], part_of(plan, place)
 
         def inputs_at(places: np.ndarray | slice) -> Tensor:
-            return self._finish(self._gather(*part(places)), later_part(places))
+            return self._finish(self._gather(*part(places)), part_of(later_plan, places))
 
         parts = (part(piece.place) for piece in pieces)
         if self._deferred:
@@ -160,7 +132,7 @@ class PictureLoader(Loader):
             return (Packed(pack(*each)) for each in parts), inputs_at
         if self._pool is None:
             return (inputs_at(piece.place) for piece in pieces), inputs_at
-        later_parts = (later_part(piece.place) for piece in pieces)
+        later_parts = (part_of(later_plan, piece.place) for piece in pieces)
 
         def finish(images: np.ndarray) -> Tensor:
             return self._finish(images, next(later_parts))

@@ -24,8 +24,8 @@ import numpy as np
 
 from utils.data.download import download, refuse_strange_folder
 from utils.data.images.decoded import DecodedSplit
+from utils.data.images.image_data import ImageData, PictureRequest
 from utils.data.images.published import Contents, Published, md5
-from utils.data.images.sources import ImageData
 
 UNSIGNED_BYTES = 8  # the type of the values in all four files
 MAX_FILE_BYTES = 64 << 20  # packed; twice the largest, Fashion-MNIST's training pictures
@@ -144,27 +144,18 @@ PUBLISHED = {
             TEST_LABELS: "bb300cfdad3c16e7a12a480ee83cd310",
         },
         classes=[
-            "T-shirt/top",
-            "Trouser",
-            "Pullover",
-            "Dress",
-            "Coat",
-            "Sandal",
-            "Shirt",
-            "Sneaker",
-            "Bag",
-            "Ankle boot",
+            *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+            *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
         ],
     ),
 }
 
 
-def load_mnist(**settings) -> ImageData:
-    """60,000 training and 10,000 test pictures of digits, 28x28 gray, 10 classes; see
-    `Published.load`."""
-    return PUBLISHED["mnist"].load(**settings)
+def load_mnist(request: PictureRequest) -> ImageData:
+    """60,000 training and 10,000 test pictures of digits, 28x28 gray, 10 classes."""
+    return PUBLISHED["mnist"].load(request)
 
 
-def load_fashion_mnist(**settings) -> ImageData:
-    """The same numbers of pictures of clothes; see `Published.load`."""
-    return PUBLISHED["fashion_mnist"].load(**settings)
+def load_fashion_mnist(request: PictureRequest) -> ImageData:
+    """The same numbers of pictures of clothes."""
+    return PUBLISHED["fashion_mnist"].load(request)

@@ -13,8 +13,7 @@ import numpy as np
 from utils.data.images.decode import strict_pillow
 from utils.data.images.decoded import kept
 from utils.data.images.file_formats import open_image
-from utils.data.images.form import Form
-from utils.data.images.sources import ImageData
+from utils.data.images.image_data import Form, ImageData
 
 VERSION = 1  # of the lines; part of the name of the file that keeps them
 SAMPLE = 200  # pictures that are looked at

@@ -1,4 +1,4 @@
-"""Packs a folder of pictures into shards: `python -m utils.data.images.pack FOLDER --to tar`.
+"""Packs a folder of pictures into tar shards: `python -m utils.data.images.pack FOLDER`.
 
 Files are copied as they are, in an order that is random and always the same. Every shard is whole
 or not there; the same command goes on where an earlier one was stopped.
@@ -18,20 +18,25 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from tqdm import tqdm
 
-from utils.data.images.decode import measure, raise_transient, strict_pillow, why
+from utils.data.images.decode import (
+    measure,
+    not_readable,
+    raise_transient,
+    strict_pillow,
+    why,
+)
 from utils.data.images.file_formats import open_image
+from utils.data.images.image_data import NoTestSet
 from utils.data.images.imagefolder import list_tree
 from utils.data.images.imagenet import class_names
 from utils.data.images.listing import Listing
 from utils.data.images.shards import CLASSES
-from utils.data.images.sources import NoTestSet
+from utils.data.images.split_names import is_ignored
 from utils.data.images.tar import PICTURES, add_sample
-from utils.data.images.tfrecord import example, framed
 from utils.errors import UserError
 from utils.files import reason, replace_file, sync_folder, written_aside
 from utils.plural import counted
@@ -57,13 +62,11 @@ class Shard:
 
 
 def pack(
-    folder: Path, output: Path, to: str, shard_bytes: int, on_bad: str = "error",
-    progress: bool = True,
-) -> tuple[int, list[str]]:  # fmt: skip
+    folder: Path, output: Path, shard_bytes: int, on_bad: str = "error", progress: bool = True
+) -> tuple[int, list[str]]:
     """Writes the shards of `folder` that `output` lacks.
 
     Args:
-        to: "tar" or "tfrecord".
         shard_bytes: of pictures, after which a shard is full.
         on_bad: "error", or "skip" to leave out files that are not pictures.
 
@@ -80,9 +83,7 @@ def pack(
     for note in (note for listing in listings.values() for note in listing.notes if progress):
         print(f"note: {note}")
     shards = [
-        shard
-        for split, listing in listings.items()
-        for shard in _cut(split, listing, shard_bytes, to)
+        shard for split, listing in listings.items() for shard in _cut(split, listing, shard_bytes)
     ]
     classes = class_names(folder, next(iter(listings.values())).classes)
     skipped: list[str] = []
@@ -99,8 +100,8 @@ def pack(
         with tqdm(desc="packing", total=total, unit=" pictures", disable=hidden) as bar:
             for shard in todo:
                 try:
-                    with written_aside(output / shard.name) as aside, open(aside, "wb") as file:
-                        _write(file, shard, to, on_bad, skipped, bar)
+                    with written_aside(output / shard.name) as aside:
+                        _write(aside, shard, on_bad, skipped, bar)
                 except UserError as error:
                     raise UserError(
                         f"{error}; shards that are whole stay, and the same command goes on"
@@ -108,35 +109,20 @@ def pack(
     return len(shards), skipped
 
 
-def _write(
-    file: BinaryIO, shard: Shard, to: str, on_bad: str, skipped: list[str], bar: tqdm
-) -> None:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(strict_pillow())
-        archive = None
-        if to == "tar":
-            archive = stack.enter_context(
-                tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT)
-            )
+def _write(path: Path, shard: Shard, on_bad: str, skipped: list[str], bar: tqdm) -> None:
+    listing = shard.listing
+    with strict_pillow(), tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
         for number, index in enumerate(shard.files.tolist(), shard.first):
-            path = os.path.join(shard.listing.root, shard.listing.paths[index])
-            label = shard.listing.labels[index]
             bar.update()
             try:
-                content, ending = _picture(path)
+                content, ending = _picture(listing.path(index))
             except Exception as error:  # a damaged file can make Pillow raise any exception
-                raise_transient(path, error)
+                raise_transient(listing.path(index), error)
                 if on_bad == "error":
-                    raise UserError(
-                        f"{path} is not a readable picture ({why(error)}): remove it, or leave out "
-                        "all such files with --on_bad skip"
-                    ) from error
-                skipped.append(f"{path}: {why(error)}")
+                    raise not_readable(listing.path(index), why(error), "files") from error
+                skipped.append(f"{listing.path(index)}: {why(error)}")
                 continue
-            if archive is None:
-                file.write(framed(example(content, label)))
-                continue
-            add_sample(archive, number, ending, content, label)
+            add_sample(archive, number, ending, content, listing.labels[index])
 
 
 def _picture(path: str) -> tuple[bytes, str]:
@@ -156,14 +142,14 @@ def _picture(path: str) -> tuple[bytes, str]:
     return content, ending
 
 
-def _cut(split: str, listing: Listing, shard_bytes: int, to: str) -> list[Shard]:
+def _cut(split: str, listing: Listing, shard_bytes: int) -> list[Shard]:
     order = np.random.default_rng(SEED).permutation(len(listing.paths))
     sizes = np.array([size for size, _ in listing.stats])[order]
     shard_of = np.cumsum(sizes) // shard_bytes
     starts = np.flatnonzero(np.diff(shard_of, prepend=-1))
     pieces = np.split(order, starts[1:])
     return [
-        Shard(f"{split}-{i:05}-of-{len(pieces):05}.{to}", listing, int(start), files)
+        Shard(f"{split}-{i:05}-of-{len(pieces):05}.tar", listing, int(start), files)
         for i, (start, files) in enumerate(zip(starts, pieces, strict=True))
     ]
 
@@ -186,7 +172,7 @@ def _held(output: Path, key: str) -> Iterator[None]:
     try:
         output.mkdir(parents=True, exist_ok=True)
         # A killed process may have left a hidden file.
-        there = [path for path in output.iterdir() if not path.name.startswith(".")]
+        there = any(not is_ignored(path.name) for path in output.iterdir())
         if there and not (output / STATE).exists():
             raise UserError(f"{output} is not empty: choose another --output")
         handle = os.open(output, os.O_RDONLY)
@@ -218,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m utils.data.images.pack", description=__doc__, allow_abbrev=False
     )
     parser.add_argument("folder", type=Path, help="pictures, as --dataset imagefolder takes them")
-    parser.add_argument("--to", choices=("tar", "tfrecord"), required=True, help="kind of shards")
+    parser.add_argument("--to", choices=("tar",), default="tar", help="kind of shards")
     parser.add_argument("--output", type=Path, required=True, help="folder of the shards")
     parser.add_argument(
         "--shard_size", type=float, default=256, help="of a shard, in MB (default: 256)"
@@ -231,10 +217,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.shard_size > 0:
         parser.error("--shard_size is a number of MB above 0")
     try:
-        shards, skipped = pack(
-            options.folder, options.output, options.to, int(options.shard_size * 1e6) or 1,
-            options.on_bad,
-        )  # fmt: skip
+        shard_bytes = int(options.shard_size * 1e6) or 1
+        shards, skipped = pack(options.folder, options.output, shard_bytes, options.on_bad)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -243,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     if skipped:
         print(f"{counted(len(skipped), 'bad file')} left out, such as {skipped[0]}")
-    where = f"--dataset {options.to} --data_dir {options.output}"
+    where = f"--dataset tar --data_dir {options.output}"
     print(f"{counted(shards, 'shard')} in {options.output}: {where}")
     return 0
 

@@ -1,7 +1,9 @@
 """Parquet files of pictures, as the Hugging Face hub has them: `--dataset parquet`.
 
     data_dir/data/train-00000-of-00002.parquet    and validation-..., test-..., as for shards
-    data_dir/default/train/0000.parquet           in the folder of a configuration, see hub.py
+    data_dir/default/train-00000-of-00002.parquet likewise; in the folder of a configuration
+    data_dir/default/train/0000.parquet           likewise, converted by the hub
+    data_dir/default/partial-train/0000.parquet   likewise; the beginning of a large set
 
 A row has the encoded picture, as a struct of `bytes` and `path` or as bytes, and an integer, its
 label. The metadata of the hub's files tells which columns these are, and the names of the classes.
@@ -14,43 +16,34 @@ read as `--dataset tar` is: as fast, with as little memory, for the disk space o
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import functools
 import hashlib
 import json
 import os
 import re
 import shutil
-import sys
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from tqdm import tqdm
-
+from utils.data.cache_folder import progress_bar, remove_abandoned, temporary_folder
 from utils.data.images.csv_lists import LABEL_NAMES
 from utils.data.images.encoded_data import load_encoded
-from utils.data.images.form import USUAL, Form
-from utils.data.images.hub import configuration_folder, is_partial
-from utils.data.images.record_index import Indexing
-from utils.data.images.records import FileState
+from utils.data.images.image_data import ImageData, PictureRequest
 from utils.data.images.scanning import SplitFiles
-from utils.data.images.shards import divided, find_shards, listed_classes, with_names_apart
-from utils.data.images.sources import ImageData
+from utils.data.images.shards import divided, files_below, find_shards, listed_classes
+from utils.data.images.split_names import first_word
 from utils.data.images.tar import TarShard, add_sample
-from utils.errors import UserError
-from utils.files import reason, sync_folder, written_aside
+from utils.errors import UserError, one_line
+from utils.files import reason, sync_folder
 from utils.plural import counted
 
 VERSION = 1  # of unpacking; part of the names of unpacked files
 ROWS_AT_ONCE = 64
 HEADERS = 2048  # bytes that a tar file needs for a sample, besides the picture
-LOCK = ".lock"  # held by a process that unpacks
-IN_USE = ".in-use"  # locked by all processes that read unpacked files
 # Types of columns.
 PICTURE = re.compile(r"^(large_)?binary$|^struct<(.*, )?bytes: (large_)?binary[,>]")
 LABEL = re.compile(r"^u?int\d+$")
@@ -74,62 +67,34 @@ class UnpackedParquet(TarShard):
         return f"{self.source}, row {int(key)}"
 
 
-def load_parquet(
-    *,
-    data_dir: Path,
-    cache_dir: Path,
-    image_size: int | None = None,
-    on_bad: str = "error",
-    test_fraction: float | None = None,
-    form: Form = USUAL,
-    workers: int = 1,
-    progress: bool = True,
-    **_unused,
-) -> ImageData:
-    """The files in `data_dir`, unpacked into `cache_dir` and indexed if need be.
-
-    val is the validation split if there is a test split with labels, else the test set.
+def load_parquet(request: PictureRequest) -> ImageData:
+    """The files in `data_dir`, unpacked into the cache and indexed if need be. A test split without
+    labels is left out.
 
     Raises:
         UserError: pyarrow is missing, there are several configurations, a file is damaged or has no
             such columns, the cache cannot be written, or see `load_encoded`.
     """
-    data_dir = configuration_folder(data_dir)
-    found = find_shards("parquet", data_dir, re.compile(r".*\.parquet"))
+    root = configuration_folder(request.data_dir)
+    found = find_shards("parquet", root, re.compile(r".*\.parquet"))
     first = next(iter(found.get("train", next(iter(found.values())))))
-    columns = _columns(data_dir / first)
+    columns = _columns(root / first)
     remark = f", pictures in column {columns.image}, classes in {columns.label}"
     tests = found.get("test", [])
-    if tests and all(_has_no_labels(data_dir / name, columns.label) for name in tests):
+    if tests and all(_has_no_labels(root / name, columns.label) for name in tests):
         remark += f", without the test split ({tests[0]}, ...), which has no labels"
         del found["test"]
-    names = divided(data_dir, found, test_fraction)
+    names = divided(root, found, request.test_fraction)
     if partial := [name for split in names.values() for name in split if is_partial(name)]:
         remark += f", with what the hub has converted of a larger set ({partial[0]}, ...)"
-    unpacked = _unpack_all(data_dir, names, columns, cache_dir, workers, progress)
-    data = load_encoded(
-        "parquet",
-        data_dir,
-        {split: _split_files(data_dir, names[split], unpacked) for split in names},
-        Indexing(cache_dir, on_bad, workers, progress),
-        classes=columns.classes or listed_classes(data_dir),
-        image_size=image_size,
-        form=form,
-        test_fraction=test_fraction,
-    )
-    return replace(with_names_apart(data), source=data.source + remark)
-
-
-def _split_files(root: Path, names: list[str], unpacked: dict[str, Path]) -> SplitFiles:
-    paths = [unpacked[name] for name in names]
-    states = [os.stat(path) for path in paths]
-    return SplitFiles(
-        [
-            UnpackedParquet([str(path)], str(root / name))  # type: ignore[misc]  # it is frozen
-            for name, path in zip(names, paths, strict=True)
-        ],
-        [FileState(state.st_size, state.st_mtime_ns) for state in states],
-    )
+    unpacked = _unpack_all(root, names, columns, request)
+    files = {}
+    for split, some in names.items():
+        parts: list = [UnpackedParquet([str(unpacked[name])], str(root / name)) for name in some]
+        files[split] = SplitFiles.of_shards(parts, [unpacked[name] for name in some])
+    classes = columns.classes or listed_classes(root)
+    data = load_encoded("parquet", root, files, request, classes)
+    return replace(data, source=data.source + remark)
 
 
 # ---- reading -------------------------------------------------------------------------------------
@@ -150,9 +115,8 @@ def _opened(path: Path):
     except (ArrowException, OSError, EOFError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise UserError(f"cannot read {path}: {reason(error)}") from error
-        problem = " ".join(str(error).split())
         raise UserError(
-            f"{path} is not a whole Parquet file ({problem}): fetch it again"
+            f"{path} is not a whole Parquet file ({one_line(error)}): fetch it again"
         ) from error
 
 
@@ -216,27 +180,25 @@ def _rows(path: Path, columns: Columns) -> Iterator[tuple[bytes | None, int | No
 
 
 def _unpack_all(
-    root: Path, names: dict[str, list[str]], columns: Columns, cache_dir: Path, workers: int,
-    progress: bool,
-) -> dict[str, Path]:  # fmt: skip
+    root: Path, names: dict[str, list[str]], columns: Columns, request: PictureRequest
+) -> dict[str, Path]:
     """File -> the tar file that it is unpacked into, by an earlier run or now."""
     place = hashlib.sha256(os.path.realpath(root).encode()).hexdigest()[:16]
-    folder = Path(os.path.abspath(cache_dir)) / f"parquet-{place}"
+    folder = Path(os.path.abspath(request.cache_dir)) / f"parquet-{place}"
     files = [name for split in names.values() for name in split]
     unpacked = {name: folder / _unpacked_name(root, name, columns) for name in files}
-    use = _use(folder)
-    if all(path.exists() for path in unpacked.values()):
-        return unpacked
-    with _held(folder):
-        wanted = {LOCK, IN_USE, *(path.name for path in unpacked.values())}
-        alone = _is_only_user(use)
-        for path in folder.iterdir():  # of files that have changed, or of a killed process
-            if path.name not in wanted and (alone or path.name.startswith(".writing-")):
-                path.unlink()
-        todo = [name for name in files if not unpacked[name].exists()]
-        _check_space(folder, root, todo)
-        _unpack(root, {name: unpacked[name] for name in todo}, columns, workers, progress)
-        sync_folder(folder)
+    if todo := {root / name: path for name, path in unpacked.items() if not path.exists()}:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            remove_abandoned(folder)
+            _check_space(folder, root, todo)
+            _unpack(todo, columns, request)
+            sync_folder(folder)
+        except OSError as error:
+            raise UserError(
+                f"cannot unpack pictures into {folder}: {reason(error)}; choose another folder "
+                "with --cache_dir"
+            ) from error
     return unpacked
 
 
@@ -247,52 +209,11 @@ def _unpacked_name(root: Path, name: str, columns: Columns) -> str:
     return f"{Path(name).stem}-{key[:16]}.tar"
 
 
-@functools.cache
-def _use(folder: Path) -> int | None:
-    """Locks the folder until this process ends, so that no other one deletes the unpacked files
-    that this one reads, such as a process on another machine with other files in the same place.
-    Returns the descriptor of the lock; None: the folder has none."""
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        use = os.open(folder / IN_USE, os.O_RDWR | os.O_CREAT, 0o666)
-        fcntl.flock(use, fcntl.LOCK_SH)
-        return use
-    return None
-
-
-def _is_only_user(use: int | None) -> bool:
-    """Whether no other process uses the folder."""
-    if use is None:
-        return False
-    try:
-        fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        fcntl.flock(use, fcntl.LOCK_SH)
-    return True
-
-
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """The folder of unpacked files; another process that unpacks into it is waited for."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / LOCK, "wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-    except OSError as error:
-        raise UserError(
-            f"cannot unpack pictures into {folder}: {reason(error)}; choose another folder with "
-            "--cache_dir"
-        ) from error
-
-
-def _check_space(folder: Path, root: Path, todo: list[str]) -> None:
+def _check_space(folder: Path, root: Path, todo: Iterable[Path]) -> None:
     needed = 0
-    for name in todo:
-        with _opened(root / name) as file:
-            needed += os.stat(root / name).st_size + HEADERS * file.metadata.num_rows
+    for path in todo:
+        with _opened(path) as file:
+            needed += os.stat(path).st_size + HEADERS * file.metadata.num_rows
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise UserError(
@@ -301,35 +222,33 @@ def _check_space(folder: Path, root: Path, todo: list[str]) -> None:
         )
 
 
-def _unpack(
-    root: Path, todo: dict[str, Path], columns: Columns, workers: int, progress: bool
-) -> None:
-    sizes = {name: os.stat(root / name).st_size for name in todo}
-    terminal = sys.stderr.isatty()
-    if progress and not terminal:
-        size = sum(sizes.values()) / 1e6
-        what = counted(len(todo), "Parquet file")
-        print(f"unpacking {what} ({size:,.0f} MB), once", file=sys.stderr)
+def _unpack(todo: dict[Path, Path], columns: Columns, request: PictureRequest) -> None:
+    size = sum(os.stat(path).st_size for path in todo)
+    line = f"unpacking {counted(len(todo), 'Parquet file')} ({size / 1e6:,.0f} MB), once"
     stopped = threading.Event()
 
-    def unpack(name: str) -> None:
-        with (
-            written_aside(todo[name]) as aside,
-            tarfile.open(aside, "w", format=tarfile.USTAR_FORMAT) as archive,
-        ):
-            for row, (picture, label) in enumerate(_rows(root / name, columns)):
-                if stopped.is_set():
-                    raise UserError("another file could not be unpacked")
-                add_sample(archive, row, _ending(picture or b""), picture or b"", label)
-        bar.update(sizes[name])
+    def unpack(path: Path) -> None:
+        state, place = os.stat(path), todo[path]
+        with temporary_folder(place.parent) as temporary:
+            with open(temporary / place.name, "wb") as file:
+                with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+                    for row, (picture, label) in enumerate(_rows(path, columns)):
+                        if stopped.is_set():
+                            raise UserError("another file could not be unpacked")
+                        add_sample(archive, row, _ending(picture or b""), picture or b"", label)
+                file.flush()
+                os.fsync(file.fileno())
+            # Another process may unpack the same: it makes no difference whose file stays.
+            os.utime(temporary / place.name, ns=(state.st_mtime_ns, state.st_mtime_ns))
+            os.replace(temporary / place.name, place)
+        bar.update(state.st_size)
 
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="unpack")
-    with tqdm(
-        desc="unpacking", total=sum(sizes.values()), unit="B", unit_scale=True,
-        disable=not (progress and terminal),
-    ) as bar:  # fmt: skip
+    pool = ThreadPoolExecutor(request.threads, thread_name_prefix="unpack")
+    with progress_bar(
+        request.progress, line, desc="unpacking", total=size, unit="B", unit_scale=True
+    ) as bar:
         try:
-            for future in [pool.submit(unpack, name) for name in todo]:
+            for future in [pool.submit(unpack, path) for path in todo]:
                 future.result()
         finally:
             stopped.set()
@@ -339,3 +258,35 @@ def _unpack(
 def _ending(picture: bytes) -> str:
     """Of the picture's name in a tar file."""
     return next((end for start, end in BEGINNINGS.items() if picture.startswith(start)), "jpg")
+
+
+# ---- folders of the hub: one for each configuration of a set, a variant of it -------------------
+
+NAMED = 5  # configurations in a message
+
+
+def configuration_folder(root: Path) -> Path:
+    """`root`, or the folder in it that has the folders of the splits.
+
+    Raises:
+        UserError: there are several configurations.
+    """
+    paths = (path for path in files_below(root, 2) if path.suffix == ".parquet")
+    files = [path.relative_to(root).parts for path in paths]
+    if any(len(parts) == 1 or first_word(parts[0]) for parts in files):
+        return root
+    names = sorted({parts[0] for parts in files})
+    if len(names) > 1:
+        more = ", ..." if len(names) > NAMED else ""
+        raise UserError(
+            f"{root} has {len(names)} configurations of a data set ({', '.join(names[:NAMED])}"
+            f"{more}): give the folder of one, as in --data_dir {root / names[0]}"
+        )
+    if any(len(parts) == 3 for parts in files):
+        return configuration_folder(root / names[0])
+    return root
+
+
+def is_partial(name: str) -> bool:
+    """Whether a file, by its path, is of a split that the hub has converted only in part."""
+    return any(part.startswith("partial-") for part in Path(name).parts)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from utils.data.images.decoded import DecodedSplit, channel_statistics
-from utils.data.images.sources import ImageData, refuse_test_fraction
+from utils.data.images.image_data import ImageData, PictureRequest, refuse_test_fraction
 from utils.errors import UserError
 
 
@@ -51,28 +51,14 @@ class Published(ABC):
             UserError: a download failed, or a file differs from the published one.
         """
 
-    def load(
-        self,
-        *,
-        data_dir: Path,
-        test_fraction: float | None = None,
-        **_unused,
-    ) -> ImageData:
-        """A PictureSource. `contents` says where the files are searched for, and what it raises."""
-        refuse_test_fraction(self.name, test_fraction)
-        classes, train, test, source = self.contents(data_dir)
-        mean, std = channel_statistics(train.images)
+    def load(self, request: PictureRequest) -> ImageData:
+        """`contents` says where the files are searched for, and what it raises."""
+        refuse_test_fraction(self.name, request)
+        classes, train, test, source = self.contents(request.data_dir)
         checksums = json.dumps(sorted(self.checksums.items()))
-        return ImageData(
-            name=self.name,
-            classes=classes,
-            mean=mean,
-            std=std,
-            train=train,
-            test=test,
-            fingerprint=hashlib.sha256(checksums.encode()).hexdigest(),
-            source=str(source),
-        )
+        fingerprint = hashlib.sha256(checksums.encode()).hexdigest()
+        statistics = channel_statistics(train.images)
+        return ImageData(self.name, classes, *statistics, train, test, fingerprint, str(source))
 
     def read_file(self, path: Path, most: int) -> bytes:
         """The first `most` bytes of a file. Raises UserError if it cannot be read."""

@@ -17,11 +17,12 @@ import numpy as np
 from utils.data.images.decode import (
     decode,
     decode_window,
+    not_readable,
     raise_transient,
     strict_pillow,
     why,
 )
-from utils.data.images.form import USUAL, Form
+from utils.data.images.image_data import USUAL, Form
 from utils.errors import UserError
 from utils.files import reason
 
@@ -34,13 +35,6 @@ RECORD = np.dtype(
     ]
 )
 HEAD = 4096
-
-
-def not_readable(record: str, problem: str) -> UserError:
-    return UserError(
-        f"{record} is not a readable picture ({problem}): remove it, or leave out all such "
-        "pictures with --on_bad skip"
-    )
 
 
 class FileState(NamedTuple):

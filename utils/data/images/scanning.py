@@ -7,19 +7,20 @@ import multiprocessing
 import os
 import signal
 import stat
-import sys
 import threading
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
-from tqdm import tqdm
 
+from utils.data.cache_folder import progress_bar
 from utils.data.images.decode import measure, raise_transient, strict_pillow, why
+from utils.data.images.image_data import PictureRequest
 from utils.data.images.records import HEAD, RECORD, FileState
 from utils.data.worker_process import SIGNALS
 from utils.plural import counted
@@ -31,7 +32,6 @@ MANY_FILES, MANY_BYTES = 20_000, 1 << 28
 class Bad(NamedTuple):
     """A record that is not a picture."""
 
-    file: int  # counted as in the table beside it
     record: str  # for messages
     problem: str
 
@@ -48,9 +48,6 @@ class Part(Protocol):
 
     names: list[str]  # of the files, relative to the root, or absolute
     labels: list[int] | None  # of the files; None: each record has its own
-
-    def some(self, files: list[int]) -> Part:
-        """Those of its files, counted from its first."""
 
     def scan(self, root: str, thorough: bool) -> Scanned:
         """Reads the header of every record; if `thorough`, decodes every picture.
@@ -71,53 +68,54 @@ class SplitFiles:
     def names(self) -> list[str]:
         return [name for part in self.parts for name in part.names]
 
-    @property
-    def labels(self) -> list[int] | None:
-        if any(part.labels is None for part in self.parts):
-            return None
-        return [label for part in self.parts for label in part.labels]
+    @classmethod
+    def of_shards(cls, parts: list[Part], paths: Sequence[str | Path]) -> SplitFiles:
+        """Each of the parts is one file, at these paths."""
+        found = [os.stat(path) for path in paths]
+        return cls(parts, [FileState(state.st_size, state.st_mtime_ns) for state in found])
 
 
 class Task(NamedTuple):
-    """A part to be scanned, and which files of the split are in it."""
+    """A part to be scanned."""
 
     part: Part
-    files: np.ndarray  # (files,) int64
+    first: int  # number of its first file in the split
     size: int  # bytes
 
 
-def tasks_of(files: SplitFiles, known: np.ndarray) -> list[Task]:
-    """The parts of a split without the files that are `known`, (files,) bool."""
+def tasks_of(files: SplitFiles) -> list[Task]:
     tasks, first = [], 0
     for part in files.parts:
-        missing = np.flatnonzero(~known[first : first + len(part.names)])
-        if len(missing):
-            kept = part if len(missing) == len(part.names) else part.some(missing.tolist())
-            size = sum(max(0, files.states[first + i].size) for i in missing.tolist())
-            tasks.append(Task(kept, first + missing, size))
-        first += len(part.names)
+        last = first + len(part.names)
+        size = sum(max(0, state.size) for state in files.states[first:last])
+        tasks.append(Task(part, first, size))
+        first = last
     return tasks
 
 
-def scan_all(
-    root: str, tasks: list[Task], *, thorough: bool, workers: int, progress: bool
-) -> Generator[Scanned]:
-    """What the parts hold, in order; `file` and `Bad.file` count the files of the split.
+def scan_all(root: str, tasks: list[Task], request: PictureRequest) -> Generator[Scanned]:
+    """What the parts hold, in order; `file` counts the files of the split.
 
     Raises what `Part.scan` does, and BrokenProcessPool.
     """
-    pending = []
+    thorough, pending = request.on_bad == "skip", []
 
     def of_split(task: Task, scanned: Scanned) -> Scanned:
-        scanned.table["file"] = task.files[scanned.table["file"]]
-        bad = [bad._replace(file=int(task.files[bad.file])) for bad in scanned.bad]
+        scanned.table["file"] += task.first
         bar.update(task.size)
-        return Scanned(scanned.table, bad)
+        return scanned
 
-    with _bar(tasks, progress) as bar, _executor(tasks, thorough, workers) as executor:
+    files, size = sum(len(task.part.names) for task in tasks), sum(task.size for task in tasks)
+    line = f"indexing {counted(files, 'file')} ({size / 1e6:,.0f} MB), once"
+    with (
+        progress_bar(
+            request.progress, line, desc="indexing", total=size, unit="B", unit_scale=True
+        ) as bar,
+        _executor(tasks, thorough, request.threads) as executor,
+    ):
         for task in tasks:
             pending.append((task, executor.submit(task.part.scan, root, thorough)))
-            if len(pending) > 2 * workers:  # a few ahead
+            if len(pending) > 2 * request.threads:  # a few ahead
                 task, future = pending.pop(0)
                 yield of_split(task, future.result())
         for task, future in pending:
@@ -144,9 +142,6 @@ class FolderPart:
     names: list[str]
     labels: list[int]
 
-    def some(self, files: list[int]) -> FolderPart:
-        return FolderPart([self.names[i] for i in files], [self.labels[i] for i in files])
-
     def scan(self, root: str, thorough: bool) -> Scanned:
         table, bad = np.zeros(len(self.names), RECORD), []
         good = np.ones(len(self.names), bool)
@@ -161,7 +156,7 @@ class FolderPart:
                 table[number] = number, 0, length, label, height, width, check
             except Exception as error:  # a damaged file can make Pillow raise any exception
                 raise_transient(path, error)
-                bad.append(Bad(number, path, why(error)))
+                bad.append(Bad(path, why(error)))
                 good[number] = False
         return Scanned(table[good], bad)
 
@@ -169,7 +164,7 @@ class FolderPart:
 @contextlib.contextmanager
 def _executor(tasks: list[Task], thorough: bool, workers: int) -> Iterator[Executor]:
     """Threads, or processes where there is much to read."""
-    files, size = sum(len(task.files) for task in tasks), sum(task.size for task in tasks)
+    files, size = sum(len(task.part.names) for task in tasks), sum(task.size for task in tasks)
     # A file of one picture whose header alone is read is little work, however large it is.
     by_size = thorough or any(task.part.labels is None for task in tasks)
     if workers > 1 and len(tasks) > 1 and (files > MANY_FILES or (by_size and size > MANY_BYTES)):
@@ -197,18 +192,3 @@ def _end_with_parent() -> None:
     hold both its ends."""
     wait([multiprocessing.parent_process().sentinel])
     os._exit(0)  # without cleanup: nobody takes the results
-
-
-def _bar(tasks: list[Task], progress: bool) -> tqdm:
-    files, size = sum(len(task.files) for task in tasks), sum(task.size for task in tasks)
-    terminal = sys.stderr.isatty()
-    if progress and not terminal:
-        what = counted(files, "file")
-        print(f"indexing {what} ({size / 1e6:,.0f} MB), once", file=sys.stderr)
-    return tqdm(
-        desc="indexing",
-        total=size,
-        unit="B",
-        unit_scale=True,
-        disable=not (progress and terminal),
-    )

@@ -13,30 +13,23 @@ import math
 import numpy as np
 
 from utils.data.images.decoded import DecodedSplit, channel_statistics, content_fingerprint
-from utils.data.images.sources import ImageData, refuse_test_fraction
+from utils.data.images.image_data import ImageData, PictureRequest, refuse_test_fraction
 
 SIDE = 32
 TRAIN_PER_CLASS, TEST_PER_CLASS = 500, 100
 _SEED = 20240229
 
 
-def load_shapes(*, test_fraction: float | None = None, **_unused) -> ImageData:
+def load_shapes(request: PictureRequest) -> ImageData:
     """5,000 training and 1,000 test pictures with equally many of each class, always the same."""
-    refuse_test_fraction("shapes", test_fraction)
+    refuse_test_fraction("shapes", request)
     train = draw_split(TRAIN_PER_CLASS, np.random.default_rng(_SEED))
     test = draw_split(TEST_PER_CLASS, np.random.default_rng(_SEED + 1))
-    mean, std = channel_statistics(train.images)
-    classes = list(SHAPES)
+    classes, statistics = list(SHAPES), channel_statistics(train.images)
+    fingerprint = content_fingerprint(classes, {"train": train, "test": test})
+    source = "built-in synthetic data"
     return ImageData(
-        name="shapes",
-        classes=classes,
-        mean=mean,
-        std=std,
-        train=train,
-        test=test,
-        fingerprint=content_fingerprint(classes, {"train": train, "test": test}),
-        source="built-in synthetic data",
-        synthetic=True,
+        "shapes", classes, *statistics, train, test, fingerprint, source, synthetic=True
     )
 
 

@@ -11,20 +11,15 @@ classes.txt, or a file of synsets (imagenet.py), names the classes, one a line.
 
 from __future__ import annotations
 
-import os
 import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from utils.data.images.encoded_data import load_encoded
-from utils.data.images.form import USUAL, Form
-from utils.data.images.imagenet import all_class_names, text_lines, told_apart
-from utils.data.images.record_index import Indexing
-from utils.data.images.records import FileState
+from utils.data.images.image_data import ImageData, PictureRequest
+from utils.data.images.imagenet import all_class_names, text_lines
 from utils.data.images.scanning import SplitFiles
-from utils.data.images.sources import ImageData
-from utils.data.images.split_names import SPLITS, split_words
+from utils.data.images.split_names import SPLITS, is_ignored, split_words
 from utils.data.images.tar import TarShard
 from utils.data.images.tfrecord import TFRecordShard
 from utils.errors import UserError
@@ -38,42 +33,18 @@ NAMES = {
 CLASSES = "classes.txt"
 
 
-def _load(
-    name: str,
-    *,
-    data_dir: Path,
-    cache_dir: Path,
-    image_size: int | None = None,
-    on_bad: str = "error",
-    test_fraction: float | None = None,
-    form: Form = USUAL,
-    workers: int = 1,
-    progress: bool = True,
-    **_unused,
-) -> ImageData:
-    """The shards in `data_dir`, indexed if need be. val is the validation split if there is a test
-    split, else the test set. Raises UserError, see `load_encoded`."""
-    data = load_encoded(
-        name,
-        data_dir,
-        _list_shards(name, data_dir, test_fraction),
-        Indexing(cache_dir, on_bad, workers, progress),
-        classes=listed_classes(data_dir),
-        image_size=image_size,
-        form=form,
-        test_fraction=test_fraction,
-    )
-    return with_names_apart(data)
+def _load(name: str, request: PictureRequest) -> ImageData:
+    """The shards in `data_dir`, indexed if need be. Raises UserError, see `load_encoded`."""
+    root, (kind, pattern) = request.data_dir, NAMES[name]
+    names = divided(root, find_shards(name, root, pattern), request.test_fraction)
+    files = {}
+    for split, some in names.items():
+        parts: list = [kind([name]) for name in some]
+        files[split] = SplitFiles.of_shards(parts, [root / name for name in some])
+    return load_encoded(name, root, files, request, listed_classes(root))
 
 
 load_tar, load_tfrecord = partial(_load, "tar"), partial(_load, "tfrecord")
-
-
-def _list_shards(name: str, root: Path, test_fraction: float | None) -> dict[str, SplitFiles]:
-    """Split -> its shards: {"train", "test" and/or "val"}, or {"all"}."""
-    kind, pattern = NAMES[name]
-    names = divided(root, find_shards(name, root, pattern), test_fraction)
-    return {split: _split_files(kind, root, names[split]) for split in names}
 
 
 def find_shards(name: str, root: Path, pattern: re.Pattern) -> dict[str, list[str]]:
@@ -82,7 +53,7 @@ def find_shards(name: str, root: Path, pattern: re.Pattern) -> dict[str, list[st
     Raises:
         UserError: there are none.
     """
-    files = [path for path in _files(root) if pattern.fullmatch(path.name.lower())]
+    files = [path for path in files_below(root, 1) if pattern.fullmatch(path.name.lower())]
     if not files:
         raise UserError(f"there are no {name} shards in {root}: give their folder with --data_dir")
     shards = [path.relative_to(root) for path in files]
@@ -122,31 +93,17 @@ def divided(
     return {split: found[split] for split in ("train", "val", "test") if split in found}
 
 
-def _split_files(kind: type, root: Path, names: list[str]) -> SplitFiles:
-    states = [os.stat(root / name) for name in names]
-    return SplitFiles(
-        [kind([name]) for name in names],
-        [FileState(state.st_size, state.st_mtime_ns) for state in states],
-    )
-
-
-def _files(root: Path) -> list[Path]:
-    """Those in the folder and in its folders, without hidden ones."""
+def files_below(root: Path, depth: int) -> list[Path]:
+    """Those in the folder and in `depth` levels of folders below it, but for ignored names."""
     try:
-        here = [path for path in sorted(root.iterdir()) if not path.name.startswith(".")]
-        inner = [file for path in here if path.is_dir() for file in sorted(path.iterdir())]
+        paths = [path for path in sorted(root.iterdir()) if not is_ignored(path.name)]
     except OSError as error:
         raise UserError(
             f"cannot read the folder {root}: {reason(error)}; give the folder of your shards with "
             "--data_dir"
         ) from error
-    return [path for path in here + inner if path.is_file() and not path.name.startswith(".")]
-
-
-def with_names_apart(data: ImageData) -> ImageData:
-    """The data set, with their numbers added to the names of classes that are alike. Its
-    fingerprint stays, so that runs which were trained before can go on."""
-    return replace(data, classes=told_apart(dict(enumerate(data.classes))))
+    inner = (files_below(path, depth - 1) for path in paths if depth and path.is_dir())
+    return [path for path in paths if path.is_file()] + [file for some in inner for file in some]
 
 
 def listed_classes(root: Path) -> list[str] | None:

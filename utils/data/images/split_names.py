@@ -1,4 +1,4 @@
-"""What splits are called in the names of folders, lists and shards."""
+"""What splits are called in the names of folders, lists and shards, and which names are ignored."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ VAL = tuple(word for word, split in SPLITS.items() if split == "val")
 # The usual endings of pictures, for a first look at a folder, which imports no decoder.
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".heic", ".tif", ".tiff", ".webp")
 ENDINGS = (".csv", ".tsv")  # of lists
+_IGNORED = {"thumbs.db", "desktop.ini", "__macosx"}
 FIRST_LOOK = 50  # files of a folder
+
+
+def is_ignored(name: str) -> bool:
+    """Of a file or folder that is hidden, or that an operating system has left there."""
+    return name.startswith(".") or name.lower() in _IGNORED
 
 
 def class_folder(root: str | Path) -> str | None:
     """The first folder in `root` that has a picture by its name; None: none has."""
     try:
-        folders = sorted(
-            path for path in Path(root).iterdir() if path.is_dir() and path.name[0] != "."
-        )
-        for folder in folders:
+        inner = (path for path in Path(root).iterdir() if not is_ignored(path.name))
+        for folder in sorted(path for path in inner if path.is_dir()):
             some = itertools.islice(folder.iterdir(), FIRST_LOOK)
             if any(path.suffix.lower() in PICTURES for path in some):
                 return str(folder)

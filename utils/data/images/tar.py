@@ -13,7 +13,7 @@ import json
 import os
 import posixpath
 import tarfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
@@ -39,9 +39,6 @@ class TarShard:
     names: list[str]  # a single one
     labels = None
 
-    def some(self, files: list[int]) -> TarShard:
-        return replace(self, names=[self.names[i] for i in files])
-
     def sample(self, path: str, key: str) -> str:
         """A sample, for messages."""
         return f"{path}, member {key!r}"
@@ -55,7 +52,7 @@ class TarShard:
                     picture = _picture(members)
                     if picture is None:
                         problems = _problems(file, members)
-                        bad += [Bad(0, self.sample(path, key), problem) for problem in problems]
+                        bad += [Bad(self.sample(path, key), problem) for problem in problems]
                         continue
                     try:
                         label = _label(file, members)
@@ -65,7 +62,7 @@ class TarShard:
                         table.append((0, start, length, label, *entry(section, length, thorough)))
                     except Exception as error:  # Pillow may raise any
                         raise_transient(self.sample(path, key), error)
-                        bad.append(Bad(0, self.sample(path, key), why(error)))
+                        bad.append(Bad(self.sample(path, key), why(error)))
         except tarfile.TarError as error:
             raise UserError(f"{path} is not a whole tar file ({error}): fetch it again") from error
         except OSError as error:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import io
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
 
-from utils.data.images.crc32c import crc32c
 from utils.data.images.decode import raise_transient, why
 from utils.data.images.records import RECORD
 from utils.data.images.scanning import Bad, Scanned, entry
@@ -33,9 +32,6 @@ class TFRecordShard:
 
     names: list[str]  # a single one
     labels = None
-
-    def some(self, files: list[int]) -> TFRecordShard:
-        return TFRecordShard([self.names[i] for i in files])
 
     def scan(self, root: str, thorough: bool) -> Scanned:
         path = os.path.join(root, self.names[0])
@@ -54,7 +50,7 @@ class TFRecordShard:
                         table.append((0, place, end - start, label, *measured))
                     except Exception as error:  # Pillow may raise any
                         raise_transient(where, error)
-                        bad.append(Bad(0, where, why(error)))
+                        bad.append(Bad(where, why(error)))
         except OSError as error:
             raise UserError(f"cannot read {path}: {reason(error)}") from error
         return Scanned(np.array(table, RECORD), bad)
@@ -65,12 +61,12 @@ def records(file: BinaryIO, path: str) -> Iterator[tuple[int, bytes, bool]]:
 
     Raises UserError if the file was cut short, or is no TFRecord.
     """
-    crc, offset = crc32c(), 0
+    masked_crc, offset = checksum(), 0
     size = os.fstat(file.fileno()).st_size
     while header := file.read(HEADER):
         where = f"{path}, record at byte {offset}"
         length, check = struct.unpack("<QI", header.ljust(HEADER, b"\0"))
-        if len(header) == HEADER and mask(crc(header[:8])) != check:
+        if len(header) == HEADER and masked_crc(header[:8]) != check:
             what = (
                 "is not a TFRecord" if offset == 0 else "is damaged: a length's checksum is wrong"
             )
@@ -79,20 +75,26 @@ def records(file: BinaryIO, path: str) -> Iterator[tuple[int, bytes, bool]]:
             raise UserError(f"{where} was cut short: fetch the file again")
         content = file.read(length)
         (check,) = struct.unpack("<I", file.read(FOOTER))
-        yield offset, content, mask(crc(content)) != check
+        yield offset, content, masked_crc(content) != check
         offset += HEADER + length + FOOTER
 
 
-def framed(content: bytes) -> bytes:
-    """A record with this content."""
-    crc, length = crc32c(), struct.pack("<Q", len(content))
-    check = struct.pack("<I", mask(crc(content)))
-    return length + struct.pack("<I", mask(crc(length))) + content + check
+def checksum() -> Callable[[bytes], int]:
+    """The function that computes the checksums: CRC-32C, rotated and shifted.
 
+    Raises UserError if the package for it is missing."""
+    try:
+        from google_crc32c import value
+    except ImportError as error:
+        raise UserError(
+            "--dataset tfrecord needs one more package: pip install google-crc32c"
+        ) from error
 
-def mask(crc: int) -> int:
-    """The rotated and shifted CRC that TFRecords keep."""
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    def masked(content: bytes) -> int:
+        crc = value(content)
+        return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+    return masked
 
 
 # ---- tf.train.Example: Example.features (1) . feature (1), a map of names to Feature; Feature has
@@ -110,34 +112,21 @@ def find_picture(content: bytes) -> tuple[int, int, int]:
             parts = {number: (a, b) for number, a, b in _fields(content, first, last)}
             if 1 in parts and 2 in parts:
                 features[content[slice(*parts[1])]] = parts[2]
-    for name in (ENCODED, LABEL):
+
+    def value_of(name: bytes, kind: int) -> tuple[int, int]:
+        """The place of the first one."""
         if name not in features:
             raise ValueError(f"it has no {name.decode()}")
-    pictures = [
-        value for _, start, end in _fields(content, *features[ENCODED], 1)
-        for value in _fields(content, start, end, 1)
-    ]  # fmt: skip
-    labels = [
-        value for _, start, end in _fields(content, *features[LABEL], 3)
-        for value in _fields(content, start, end, 1)
-    ]  # fmt: skip
-    if not pictures or not labels:
+        for _, start, end in _fields(content, *features[name], kind):
+            for _, first, last in _fields(content, start, end, 1):
+                return first, last
         raise ValueError("its picture or its label has no value")
-    _, start, end = pictures[0]
-    label, _ = _varint(content, labels[0][1])
+
+    start, end = value_of(ENCODED, 1)
+    label, _ = _varint(content, value_of(LABEL, 3)[0])
     if label >= 1 << 31:
         raise ValueError("its label is negative or too large")
     return start, end, label
-
-
-def example(picture: bytes, label: int) -> bytes:
-    """An Example with a picture and its label."""
-    features = (
-        (ENCODED, _field(1, _field(1, picture))),
-        (LABEL, _field(3, _field(1, _raw(label)))),
-    )
-    entries = (_field(1, _field(1, name) + _field(2, value)) for name, value in features)
-    return _field(1, b"".join(entries))
 
 
 def _fields(
@@ -172,15 +161,3 @@ def _varint(content: bytes, place: int) -> tuple[int, int]:
         place, shift = place + 1, shift + 7
         if byte < 128:
             return value, place
-
-
-def _field(number: int, content: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + _raw(len(content)) + content
-
-
-def _raw(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*out, value])

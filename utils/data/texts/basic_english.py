@@ -7,8 +7,6 @@ torchtext.data.get_tokenizer("basic_english") puts a text into lower case, remov
 training texts by falling frequency, those of equal frequency in the order of their characters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

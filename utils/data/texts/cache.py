@@ -5,8 +5,6 @@ of the source files and of every setting that influences the tokens, so a run th
 need not even parse the texts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace
@@ -17,9 +15,17 @@ import tokenizers
 from tokenizers import Tokenizer
 
 from utils.data.splits import stratified_split, stratified_subset
-from utils.data.texts.csv_texts import file_sum, repeated_texts
+from utils.data.texts.csv_texts import repeated_texts
 from utils.data.texts.encodings import BY_ROW
-from utils.data.texts.sources import TextData, TextRequest, Texts, TextSource, open_text_data
+from utils.data.texts.files import file_sum
+from utils.data.texts.sources import (
+    MAX_TOKENS,
+    TextData,
+    TextRequest,
+    Texts,
+    TextSource,
+    open_text_data,
+)
 from utils.data.texts.token_store import VERSION as STORE_VERSION
 from utils.data.texts.token_store import (
     TokenizedData,
@@ -28,7 +34,7 @@ from utils.data.texts.token_store import (
     keep,
     open_cache,
 )
-from utils.data.texts.tokenizer import MAX_TOKENS, cls_id, encode, pad_id, vocabulary_size
+from utils.data.texts.tokenizer import cls_id, encode, pad_id, vocabulary_size
 from utils.data.texts.tokenizer_request import TokenizerRequest
 from utils.errors import UserError
 from utils.files import reason
@@ -47,8 +53,6 @@ def load_tokenized(
     val_fraction: float = 0.0,
     subset: float | None = None,
     seed: int = 0,
-    max_tokens: int = MAX_TOKENS,
-    progress: bool = True,
 ) -> TokenizedData:
     """The data set `name` of `TEXT_DATASETS` as token ids, from the cache if they are in it.
 
@@ -60,17 +64,11 @@ def load_tokenized(
         subset: how many of the others to train on: a fraction up to 1, or a number of texts; None:
             all.
         seed: decides which texts are held out for validation, and which make up the subset.
-        max_tokens: longest sample, with its class token; longer ones are cut off.
-        progress: show a bar on a terminal, or a plain line otherwise.
 
     Raises:
-        UserError: data or tokenizer are missing, broken or unsuitable, or a setting has no effect.
-            A cache that cannot be written is no error: `notes` says so.
+        UserError: data or tokenizer are missing, broken or unsuitable. A cache
+            that cannot be written is no error: `notes` says so.
     """
-    if not 0 <= val_fraction < 1:
-        raise UserError(f"--val_fraction must be at least 0 and below 1, not {val_fraction}")
-    if max_tokens < 2:
-        raise UserError(f"a sample needs room for 2 tokens at least, not {max_tokens}")
     if val_fraction and request.val_file is not None:
         raise UserError("--val_fraction has no effect with --val_file: leave one of them out")
     identity = tokenizer.identity()  # refuses a missing file before anything is downloaded
@@ -81,7 +79,7 @@ def load_tokenized(
         "rows": [request.on_bad, request.clean],
         "division": [request.test_fraction, val_fraction, subset, seed if drawn else None],
         "tokenizer": identity,
-        "max_tokens": max_tokens,
+        "max_tokens": MAX_TOKENS,
     }
     if name == "csv" or request.encoding not in (None, BY_ROW):
         settings["reading"] = [request.encoding, request.header, request.max_bad]
@@ -94,8 +92,8 @@ def load_tokenized(
     if val_fraction and not texts.synthetic:
         both = (splits[name].texts for name in ("train", "val"))
         texts.notes.extend(repeated_texts("the validation texts held out", *both))
-    made = tokenizer.make(splits["train"].texts, progress, texts.notes.append)
-    data = _encode_all(source, texts, splits, made, max_tokens, progress)
+    made = tokenizer.make(splits["train"].texts, texts.notes.append)
+    data = _encode_all(source, texts, splits, made)
     return _write_to_cache(folder, data)
 
 
@@ -143,23 +141,15 @@ def _encode_all(
     data: TextData,
     splits: dict[str, Texts],
     tokenizer: Tokenizer,
-    max_tokens: int,
-    progress: bool,
 ) -> TokenizedData:
     tokens = {}
     for name, split in splits.items():
-        ids, offsets = encode(
-            tokenizer,
-            split.texts,
-            max_tokens=max_tokens,
-            progress=progress,
-            description=_CALLED[name],
-        )
-        tokens[name] = TokenSplit(ids, offsets, split.labels)
+        ids = encode(tokenizer, split.texts, MAX_TOKENS, _CALLED[name])
+        tokens[name] = TokenSplit(*ids, split.labels)
     notes = list(data.notes)
-    long = sum(int((split.lengths == max_tokens).sum()) for split in tokens.values())
+    long = sum(int((split.lengths == MAX_TOKENS).sum()) for split in tokens.values())
     if long:
-        notes.append(f"{counted(long, 'text')} cut off at {max_tokens:,} tokens, or just as long")
+        notes.append(f"{counted(long, 'text')} cut off at {MAX_TOKENS:,} tokens, or just as long")
     text = tokenizer.to_str()
     return TokenizedData(
         name=source.name,

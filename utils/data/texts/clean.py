@@ -5,8 +5,6 @@ AG News has all of them, and many of its entities have a space in place of their
 `<AAPL.O>`, `R&D`) stays.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from html.entities import html5

@@ -5,8 +5,6 @@ that leaves no doubt, for each file by itself; in doubt the user is asked. `Colu
 one line which columns are taken.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

@@ -1,9 +1,6 @@
 """The user's own texts: a training file, a test set (a file, or a part of the training file that is
 held out), and perhaps a validation file."""
 
-from __future__ import annotations
-
-import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +18,7 @@ VERSION = 2  # of reading and cleaning; part of the cache's key
 OWN_VERSION = 4  # the same of the user's own files, whose columns and classes are guessed
 
 
-def open_csv(request: TextRequest) -> TextSource:
+def open_csv(name: str, request: TextRequest) -> TextSource:
     """Checks that `train_file`, `test_file` and `val_file` can be used together.
 
     Raises:
@@ -37,17 +34,8 @@ def open_csv(request: TextRequest) -> TextSource:
             "--dataset csv needs a test set: --test_file, or --test_fraction to hold out a part of "
             "the training file"
         )
-    if request.test_file is not None and request.test_fraction is not None:
-        raise UserError("--test_fraction has no effect with --test_file: leave one of them out")
-    files = {
-        role: path
-        for role, path in (
-            ("train", request.train_file),
-            ("test", request.test_file),
-            ("val", request.val_file),
-        )
-        if path is not None
-    }
+    given = {"train": request.train_file, "test": request.test_file, "val": request.val_file}
+    files = {role: path for role, path in given.items() if path is not None}
     for path in files.values():
         file_kind(path)
     for role in ("test", "val"):
@@ -59,7 +47,7 @@ def open_csv(request: TextRequest) -> TextSource:
     description = ", ".join(str(path) for path in files.values())
     names = request.train_file.parent / CLASS_NAMES
     every = files | ({"classes": names} if names.is_file() else {})
-    return TextSource("csv", every, OWN_VERSION, description, lambda: _load(request, files))
+    return TextSource(name, every, OWN_VERSION, description, lambda: _load(request, files))
 
 
 def _is_same(one: Path, other: Path) -> bool:
@@ -206,17 +194,3 @@ def to_texts(samples: Samples, classes: list[str]) -> Texts:
     place = {name: index for index, name in enumerate(classes)}
     labels = np.fromiter((place[label] for label in samples.labels), np.int64, len(samples.labels))
     return Texts(samples.texts, labels)
-
-
-def file_sum(path: Path, algorithm: str = "sha256") -> str:
-    """The checksum of a file, hexadecimal. Raises UserError if it cannot be read."""
-    try:
-        if path.is_dir():
-            raise UserError(f"{path} is a folder: name a file in it")
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, algorithm).hexdigest()
-    except FileNotFoundError as error:
-        raise UserError(f"{path} is not there: check the name") from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"cannot read {str(path)!r}: {reason}") from error

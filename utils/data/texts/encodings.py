@@ -1,7 +1,5 @@
 """The encoding of a file's text: known by its bytes, given by --encoding, or asked for."""
 
-from __future__ import annotations
-
 import codecs
 import re
 import string

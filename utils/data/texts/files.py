@@ -4,23 +4,21 @@ Whatever the bytes of a file are, the result is a table in which each row has ei
 reason why it has none, or else a `UserError`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import gzip
+import hashlib
 import io
 import itertools
+import json
 import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from utils.data.texts.encodings import decode
-from utils.data.texts.json_rows import read_json
-from utils.data.texts.table import Row, Table, broken_text
 from utils.errors import UserError
 
 KINDS = {
@@ -33,13 +31,52 @@ KINDS = {
     ".txt": "txt",
 }
 MAX_UNPACKED_BYTES = 8 << 30  # of a .gz, which may unpack to a thousand times its size
-_SAMPLE_ROWS = 100
+_SAMPLE_ROWS = 100  # by which the delimiter is chosen
+_SAMPLE_OBJECTS = 1000  # whose keys are the columns
 _SAMPLE_CHARACTERS = 1 << 20
 _DELIMITERS = ",;\t|"
+_BETWEEN = re.compile(r"[\s,]*")  # two elements of an array
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SEPARATOR = re.compile(r"\"?sep=([^\w\s\"]|\t)\"?\s*", re.IGNORECASE)
 # A quote that is never closed turns the rest of the file into one row. All of it but the first line
 # is then read again: this often at most.
 _MAX_UNCLOSED = 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """`line` is the number, from 1, of the row's first line. A bad row has a `problem` instead
+    of cells. A cell is None if its value is missing."""
+
+    line: int
+    cells: list[str | None]
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a file. `names` are the keys of JSON objects, None for other files (whose
+    first row may be a header); `columns` is the number of columns, `remark` how the text was read
+    (encodings.py)."""
+
+    path: Path
+    rows: list[Row]
+    columns: int
+    names: list[str] | None = None
+    delimiter: str = ","
+    remark: str = ""
+
+
+def broken_text(text: str) -> str | None:
+    """What is wrong with the characters of a text, in words; None if nothing is."""
+    if text.isascii():
+        return None
+    found = _SURROGATE.search(text)
+    if found is None:
+        return None
+    if "\udc80" <= found[0] <= "\udcff":
+        return "is not UTF-8: save it as UTF-8"
+    return "has half a surrogate pair, which is not a character"
 
 
 def file_kind(path: Path) -> str:
@@ -71,7 +108,7 @@ def read_table(path: Path, of: str = "text", encoding: str | None = None) -> Tab
     text, remark = read_text_file(path, encoding)
     lines = list(io.StringIO(text, newline=""))
     if kind == "jsonl":
-        table = read_json(path, text, lines)
+        table = _read_json(path, text, lines)
     else:
         table = _read_delimited(path, lines, "\t" if kind == "tsv" else None)
     if not table.rows:
@@ -85,17 +122,30 @@ def read_text_file(path: Path, encoding: str | None = None) -> tuple[str, str]:
     Raises:
         UserError: it cannot be read, or see `decode`.
     """
+    with reading(path):
+        data = _unpack(path) if path.suffix.lower() == ".gz" else path.read_bytes()
+    text, remark = decode(path, data, encoding)
+    return text.replace("\0", " "), remark
+
+
+def file_sum(path: Path, algorithm: str = "sha256") -> str:
+    """The checksum of a file, hexadecimal. Raises UserError if it cannot be read."""
+    with reading(path), open(path, "rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raises UserError if the file is not there or cannot be read."""
     try:
         if path.is_dir():
             raise UserError(f"{path} is a folder: name a file in it")
         if not path.is_file():
             raise UserError(f"{path} is not there: check the name")
-        data = _unpack(path) if path.suffix.lower() == ".gz" else path.read_bytes()
+        yield
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"cannot read {str(path)!r}: {reason}") from error
-    text, remark = decode(path, data, encoding)
-    return text.replace("\0", " "), remark
+        why = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"cannot read {str(path)!r}: {why}") from error
 
 
 def _unpack(path: Path) -> bytes:
@@ -107,6 +157,100 @@ def _unpack(path: Path) -> bytes:
     if len(data) > MAX_UNPACKED_BYTES:
         raise UserError(f"{path} unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB: split it")
     return data
+
+
+# JSON: an object on each line, or an array of objects
+
+
+def _read_json(path: Path, text: str, lines: list[str]) -> Table:
+    """The rows of a file with this text, which is divided into `lines`. The columns are the keys of
+    the first objects, in the order of their first appearance."""
+    records = _read_array(text)
+    if records is None:
+        numbered = enumerate(lines, 1)
+        records = [(number, _parse_json(line)) for number, line in numbered if not line.isspace()]
+    names: dict[str, None] = {}
+    for _, record in records[:_SAMPLE_OBJECTS]:
+        names.update(dict.fromkeys(() if isinstance(record, str) else record))
+    rows = [_to_row(line, record, names) for line, record in records]
+    return Table(path, rows, len(names), list(names))
+
+
+def _read_array(text: str) -> list[tuple[int, dict | str]] | None:
+    """(line, object, or what is wrong) of each element, up to the first error in the JSON; None if
+    the text is not an array. If all are on one line, they are counted instead."""
+    first, _, rest = text.strip().partition("\n")
+    if not first.startswith("[") or (rest and _is_json(first)):
+        return None
+    records: list[tuple[int, dict | str]] = []
+    try:
+        for line, element in _elements(text):
+            number = line if rest else len(records) + 1
+            record = element if isinstance(element, dict) else "is not a JSON object"
+            records.append((number, record))
+    except (ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", None) or text.count("\n") + 1
+        records.append((line, _not_json(error)))
+    return records
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _elements(text: str) -> Iterator[tuple[int, object]]:
+    """(line, element) of the array that `text` is. Raises ValueError if it is none."""
+    decoder, line, before = json.JSONDecoder(), 1, 0
+    start = _BETWEEN.match(text, text.index("[") + 1).end()
+    while not text.startswith("]", start):
+        line, before = line + text.count("\n", before, start), start
+        element, end = decoder.raw_decode(text, start)
+        yield line, element
+        start = _BETWEEN.match(text, end).end()
+    if text[start + 1 :].strip():
+        raise ValueError("more than an array")
+
+
+def _parse_json(text: str) -> dict | str:
+    """The object, or what is wrong."""
+    if problem := broken_text(text):
+        return problem
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: a number of 5,000 digits, too
+        return _not_json(error)
+    return record if isinstance(record, dict) else "is not a JSON object: expected one {...} a line"
+
+
+def _not_json(error: Exception) -> str:
+    return f"is not valid JSON ({getattr(error, 'msg', None) or error})"
+
+
+def _to_row(line: int, record: dict | str, names: dict[str, None]) -> Row:
+    if isinstance(record, str):
+        return Row(line, [], record)
+    cells: list[str | None] = []
+    for name in names:
+        cell = _to_cell(record.get(name))
+        problem = cell and broken_text(cell)
+        if problem:
+            return Row(line, [], problem)
+        cells.append(cell)
+    return Row(line, cells)
+
+
+def _to_cell(value: object) -> str | None:
+    if isinstance(value, str):
+        return value.replace("\0", " ")
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value) if isinstance(value, int | float) else None
 
 
 # CSV and TSV

@@ -5,15 +5,13 @@ two of the four classes, so that no single word tells the class; two words from 
 and each text has at least two. Some texts also quote a topic word of any class.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from itertools import combinations
 
 import numpy as np
 
-from utils.data.texts.sources import FILE_FLAGS, TextData, TextRequest, Texts, TextSource
+from utils.data.texts.sources import TextData, TextRequest, Texts, TextSource
 
 CLASSES = ["business", "science", "sports", "world"]
 TRAIN_PER_CLASS, TEST_PER_CLASS = 1000, 250
@@ -75,16 +73,9 @@ _CLAUSES = [
 _STRAY = "unlike the {x} of last year, this one {verb} the {w}"
 
 
-def open_headlines(request: TextRequest) -> TextSource:
+def open_headlines(name: str, request: TextRequest) -> TextSource:
     """4,000 training and 1,000 test texts, equally many of each class."""
-    request.refuse("headlines", "is built in", *FILE_FLAGS, "text_columns", "label_column")
-    return TextSource(
-        name="headlines",
-        files={},
-        version=VERSION,
-        description="built-in synthetic data",
-        load=_load,
-    )
+    return TextSource(name, {}, VERSION, "built-in synthetic data", _load)
 
 
 def _load() -> TextData:

@@ -7,8 +7,6 @@ Maas et al., Learning Word Vectors for Sentiment Analysis (2011),
 https://aclanthology.org/P11-1015.
 """
 
-from __future__ import annotations
-
 import re
 import tarfile
 import zlib
@@ -20,7 +18,7 @@ import numpy as np
 from utils.data.texts.clean import clean_text
 from utils.data.texts.csv_texts import repeated_texts
 from utils.data.texts.files import broken_text
-from utils.data.texts.sources import FILE_FLAGS, TextData, TextRequest, Texts, TextSource
+from utils.data.texts.sources import TextData, TextRequest, Texts, TextSource
 from utils.errors import UserError
 from utils.files import reason
 
@@ -36,39 +34,31 @@ _REVIEW = re.compile(r"(?:^|/)(train|test)/(neg|pos)/([^/.][^/]*\.txt)$")
 Key = tuple[str, str, str]
 
 
-def open_imdb(request: TextRequest) -> TextSource:
+def open_imdb(name: str, request: TextRequest) -> TextSource:
     """Looks for the reviews in `data_dir`/aclImdb, in `data_dir`, and in the archive
     `data_dir`/aclImdb_v1.tar.gz.
 
     Raises:
-        UserError: they are missing, or a setting has no effect.
+        UserError: they are missing.
     """
-    request.refuse("imdb", "has its own files", *FILE_FLAGS)
     data_dir = request.data_dir
-    for folder in (data_dir / FOLDER, data_dir):
-        if (folder / "train" / "pos").is_dir():
-            return _of_folder(request, folder)
+    folders = [at for at in (data_dir / FOLDER, data_dir) if (at / "train" / "pos").is_dir()]
     archive = data_dir / ARCHIVE
-    if archive.is_file():
-        return TextSource(
-            "imdb",
-            {"archive": archive},
-            VERSION,
-            str(archive),
-            lambda: _load(request, _unpack(archive), archive),
+    if folders:
+        where, reviews = folders[0], _reviews_of(folders[0])
+        files = {"/".join(key): path for key, path in reviews.items()}
+    elif archive.is_file():
+        where, files = archive, {"archive": archive}
+    else:
+        raise UserError(
+            f"{data_dir} has neither {FOLDER}/ nor {ARCHIVE}: fetch {URL} and put it there, packed "
+            "or unpacked, or give --data_dir the folder that has it"
         )
-    raise UserError(
-        f"{data_dir} has neither {FOLDER}/ nor {ARCHIVE}: fetch {URL} and put it there, packed or "
-        "unpacked, or give --data_dir the folder that has it"
-    )
 
+    def load() -> TextData:
+        return _load(request, _read(reviews) if folders else _unpack(archive), where)
 
-def _of_folder(request: TextRequest, folder: Path) -> TextSource:
-    files = _reviews_of(folder)
-    named = {"/".join(key): path for key, path in files.items()}
-    return TextSource(
-        "imdb", named, VERSION, str(folder), lambda: _load(request, _read(files), folder)
-    )
+    return TextSource(name, files, VERSION, str(where), load)
 
 
 def _reviews_of(folder: Path) -> dict[Key, Path]:

@@ -7,10 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from utils.data.draws import ORDER_STREAM, random_generator
+from utils.data.batch import ORDER_STREAM, random_generator
 from utils.data.loader import Loader
-from utils.data.micro_batches import micro_batch_sizes
-from utils.data.steps import Piece
+from utils.data.steps import Piece, micro_batch_sizes
 from utils.errors import UserError
 from utils.packed import PackedTokens, pack
 

@@ -1,11 +1,9 @@
 """Turns rows of a file into texts, with or without classes; bad rows are refused or left out."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,9 +87,8 @@ def read_samples(
     if not any(row.problem is None for row in table.rows):
         line, problem = table.rows[0].line, table.rows[0].problem
         raise UserError(f"{path}: no row can be used; line {line} {problem}: correct the file")
-    columns = choose_columns(
-        table, request.text_columns, request.label_column, classes=classes, header=request.header
-    )
+    asked = request.text_columns, request.label_column
+    columns = choose_columns(table, *asked, classes=classes, header=request.header)
     samples = Samples(path, columns.note)
     known, originals = set(classes), set()
     by_number = {whole_number(name): name for name in classes}
@@ -138,42 +135,37 @@ def whole_number(name: str) -> str | None:
 
 
 def read_texts(
-    path: str | Path,
-    text_columns: Sequence[str] = (),
-    label_column: str | None = None,
-    on_bad: str = "error",
-    clean: bool = True,
+    path: Path,
+    request: TextRequest,
+    *,
     classes: Collection[str] = (),
     line_end: str | None = None,
     say: Callable[[str], None] = lambda line: None,
-    encoding: str | None = None,
-    header: bool | None = None,
 ) -> list[tuple[int, str | None]]:
     """The rows of texts to be classified: the number of the line, from 1, and the text; None if the
     row is bad.
 
     Read from a CSV, TSV or JSON Lines file, in which a column with classes is ignored, or from a
-    .txt file with one text a line. Blank lines are ignored. `label_column` is the name that the
-    column with classes had in the training file, None if it was guessed there. `classes` helps to
-    tell a column with classes from one with text. `line_end`: see `read_samples`; `encoding`:
-    `decode`; `header`: `choose_columns`. `say` is given a line on the columns that are taken, and
-    on bad rows.
+    .txt file with one text a line. Blank lines are ignored. `request.label_column` is the name that
+    the column with classes had in the training file, None if it was guessed there. `classes` helps
+    to tell a column with classes from one with text. `say` is given a line on the columns that are
+    taken, and on bad rows.
 
     Raises:
         UserError: the file cannot be used, it has no text, or, unless `on_bad` is "skip", one of
             its rows has none.
     """
-    path = Path(path)
     if file_kind(path) == "txt":
-        content, remark = read_text_file(path, encoding)
+        content, remark = read_text_file(path, request.encoding)
         note = f"{path.name}{remark.removeprefix(',')}" if remark else ""
         lines = enumerate(io.StringIO(content, newline=""), 1)
         rows = [Row(line, [text], broken_text(text)) for line, text in lines if not text.isspace()]
         columns = [0]
     else:
-        table = read_table(path, encoding=encoding)
+        table = read_table(path, encoding=request.encoding)
+        asked = request.text_columns, request.label_column
         found = choose_columns(
-            table, text_columns, label_column, classes=classes, needs_label=False, header=header
+            table, *asked, classes=classes, needs_label=False, header=request.header
         )
         note, rows, columns = found.note, table.rows[found.header :], found.texts
     if note:
@@ -181,12 +173,12 @@ def read_texts(
     samples, texts = Samples(path, note), []
     for row in rows:
         cells = [] if row.problem else [row.cells[column] for column in columns]
-        text = _join(cells, clean, line_end)
+        text = _join(cells, request.clean, line_end)
         texts.append((row.line, text or None))
         if not text:
-            problem = row.problem or "has no text" + " (after cleaning)" * clean
+            problem = row.problem or "has no text" + " (after cleaning)" * request.clean
             samples.problems.append((row.line, problem, ""))
-    if on_bad == "error":
+    if request.on_bad == "error":
         samples.refuse(None)
     if len(samples.problems) == len(texts):
         raise UserError(f"{path} has no text to classify")

@@ -1,39 +1,36 @@
 """Sources of texts: the table of data sets, and what each of them gives.
 
-A data set is one module in this folder and one line in `TEXT_DATASETS`. Its function takes a
-`TextRequest` and returns a `TextSource`: the files to read, which are found but not parsed (the
-cache of tokens is keyed by their content), and a function that loads them.
+A data set is one module in this folder and one line in `TEXT_DATASETS`. Its function takes its name
+there and a `TextRequest`, and returns a `TextSource`: the files to read, which are found but not
+parsed (the cache of tokens is keyed by their content), and a function that loads them.
 """
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from utils.errors import UserError
-
 if TYPE_CHECKING:  # --help reads the table below, and needs no NumPy
     import numpy as np
 
 MAX_BAD = 0.05  # fraction of the rows that --on_bad skip leaves out
-# Settings that apply to `--dataset csv` alone.
-FILE_FLAGS = ("train_file", "test_file", "val_file", "test_fraction")
-
+MAX_TOKENS = 2048  # of a text that are kept: the largest --max_len
+TOKENIZERS = ("wordpiece", "bpe", "bpe_unicode", "unigram")  # that are trained
 # Name -> "module:function", imported on use.
 TEXT_DATASETS = {
-    "ag_news": "utils.data.texts.ag_news:open_ag_news",
-    "amazon_full": "utils.data.texts.published_csv:open_amazon_full",
-    "amazon_polarity": "utils.data.texts.published_csv:open_amazon_polarity",
+    "ag_news": "utils.data.texts.published_csv:open_published",
+    "amazon_full": "utils.data.texts.published_csv:open_published",
+    "amazon_polarity": "utils.data.texts.published_csv:open_published",
     "csv": "utils.data.texts.csv_texts:open_csv",
-    "dbpedia": "utils.data.texts.published_csv:open_dbpedia",
+    "dbpedia": "utils.data.texts.published_csv:open_published",
     "headlines": "utils.data.texts.headlines:open_headlines",
     "imdb": "utils.data.texts.imdb:open_imdb",
-    "yahoo_answers": "utils.data.texts.published_csv:open_yahoo_answers",
-    "yelp_full": "utils.data.texts.published_csv:open_yelp_full",
-    "yelp_polarity": "utils.data.texts.published_csv:open_yelp_polarity",
+    "yahoo_answers": "utils.data.texts.published_csv:open_published",
+    "yelp_full": "utils.data.texts.published_csv:open_published",
+    "yelp_polarity": "utils.data.texts.published_csv:open_published",
 }
 
 
@@ -89,9 +86,6 @@ class TextRequest:
             the same rows (csv without a test file only).
         encoding, header: see `decode` in encodings.py, and `choose_columns` in columns.py.
         max_bad: the largest fraction of the rows of a file that `on_bad` "skip" leaves out.
-
-    Raises:
-        UserError: `on_bad` or `test_fraction` is out of range.
     """
 
     data_dir: Path
@@ -106,21 +100,6 @@ class TextRequest:
     encoding: str | None = None
     header: bool | None = None
     max_bad: float = MAX_BAD
-
-    def __post_init__(self) -> None:
-        if self.on_bad not in ("error", "skip"):
-            raise UserError(f"--on_bad takes error or skip, not {self.on_bad!r}")
-        if self.test_fraction is not None and not 0 < self.test_fraction < 1:
-            raise UserError(f"--test_fraction must lie between 0 and 1, not {self.test_fraction}")
-
-    def refuse(self, name: str, why: str, *flags: str) -> None:
-        """UserError if one of the settings `flags`, which have no effect on `name`, is given."""
-        for flag in flags:
-            if getattr(self, flag) not in (None, ()):
-                raise UserError(
-                    f"--{flag} has no effect on --dataset {name}, which {why}: leave it out, or "
-                    "use --dataset csv"
-                )
 
 
 @dataclass(frozen=True)
@@ -143,10 +122,6 @@ def open_text_data(name: str, request: TextRequest) -> TextSource:
     """Finds the data set `name` of `TEXT_DATASETS`, and downloads what is missing.
 
     Raises:
-        UserError: the data is missing, or a setting has no effect on this data set.
+        UserError: the data is missing.
     """
-    if name not in TEXT_DATASETS:
-        known = ", ".join(sorted(TEXT_DATASETS))
-        raise UserError(f"unknown data set {name!r}: --dataset takes one of {known}")
-    module, function = TEXT_DATASETS[name].split(":")
-    return getattr(importlib.import_module(module), function)(request)
+    return pkgutil.resolve_name(TEXT_DATASETS[name])(name, request)

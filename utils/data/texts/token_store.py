@@ -6,8 +6,6 @@ A folder holds `<split>_tokens.npy`, `<split>_offsets.npy` and `<split>_labels.n
 folder is opened.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -16,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.data.array_file import write_array
-from utils.data.cache_folder import built_folder
-from utils.data.texts.tokenizer import MAX_TOKENS, unknown_id
+from utils.data.cache_folder import built_folder, write_array
+from utils.data.texts.sources import MAX_TOKENS
+from utils.data.texts.tokenizer import unknown_id
 from utils.files import write_synced
 
 VERSION = 1  # of a folder's layout

@@ -6,8 +6,6 @@ process to process. The training functions here remove that dependence, so that 
 the same JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -32,14 +30,12 @@ from tokenizers import (
 )
 from tqdm import tqdm
 
-from utils.errors import UserError
-from utils.files import reason
+from utils.data.texts.files import reading
+from utils.data.texts.sources import MAX_TOKENS
+from utils.errors import UserError, one_line
 
-KINDS = ("wordpiece", "bpe", "bpe_unicode", "unigram")
 PAD, UNK, CLS, MASK = "[PAD]", "[UNK]", "[CLS]", "[MASK]"
 SPECIAL = [PAD, UNK, CLS, MASK]  # their ids are 0 to 3
-SMALLEST_VOCABULARY = 300  # 256 bytes, the special tokens and a few more
-MAX_TOKENS = 2048
 MAX_FILE_BYTES = 256 << 20
 # Training time grows with the square of a word's length: longer ones (binary data, say) are cut.
 _LONG_WORD = re.compile(r"\S{256}(?=\S)")
@@ -65,16 +61,10 @@ def train_tokenizer(
     Args:
         kind: "wordpiece" (BERT's), "bpe" (GPT-2's, of bytes: nothing is unknown), "bpe_unicode"
             (the same with words of all scripts) or "unigram" (SentencePiece's).
-        vocab_size: the most tokens that it may have, special ones included; at least 300.
+        vocab_size: the most tokens that it may have, special ones included; at least 300: 256
+            bytes, the special tokens and a few more.
         lowercase: ignore case and, in wordpiece, accents.
-
-    Raises:
-        UserError: an unknown kind, or too small a vocabulary.
     """
-    if kind not in KINDS:
-        raise UserError(f"--tokenizer takes one of {', '.join(KINDS)}, or a file, not {kind!r}")
-    if vocab_size < SMALLEST_VOCABULARY:
-        raise UserError(f"--vocab_size must be at least {SMALLEST_VOCABULARY}, not {vocab_size}")
     bpe = partial(_train_bpe, unicode=kind == "bpe_unicode")
     train = {"wordpiece": _train_wordpiece, "unigram": _train_unigram}.get(kind, bpe)
     tokenizer = train([_LONG_WORD.sub(r"\g<0> ", text) for text in texts], vocab_size, lowercase)
@@ -94,11 +84,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
     Raises:
         UserError: it cannot be read, or is not a tokenizer.
     """
-    try:
-        with open(path, "rb") as file:
-            content = file.read(MAX_FILE_BYTES)
-    except OSError as error:
-        raise UserError(f"cannot read {str(path)!r}: {reason(error)}") from error
+    with reading(path), open(path, "rb") as file:
+        content = file.read(MAX_FILE_BYTES)
     try:
         return tokenizer_from_json(content.decode())
     except ValueError as error:
@@ -122,7 +109,7 @@ def tokenizer_from_json(text: str) -> Tokenizer:
         # A panic in the library's Rust code arrives as a BaseException.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise ValueError(" ".join(str(error).split())[:200]) from error
+        raise ValueError(one_line(error, 200)) from error
     return tokenizer
 
 
@@ -152,17 +139,16 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
 def encode(
     tokenizer: Tokenizer,
     texts: Sequence[str],
-    *,
     max_tokens: int = MAX_TOKENS,
-    progress: bool = False,
-    description: str = "texts",
+    described: str = "",
 ) -> tuple[np.ndarray, np.ndarray]:
     """The ids of all texts, one after the other, computed by the library's threads.
 
     Returns `(tokens, offsets)`: text i is `tokens[offsets[i]:offsets[i + 1]]`. It begins with the
     class token and has `max_tokens` at most; a special token's name in a text is ordinary text.
     `tokens` are uint16, or int32 if the vocabulary is too large for that; `offsets` are
-    (texts + 1,) int64.
+    (texts + 1,) int64. `described` names the texts in a bar on a terminal, or else in a line; "":
+    neither is shown.
     """
     assert max_tokens >= 1
     # Unless this is set, the library warns at every later fork.
@@ -172,12 +158,12 @@ def encode(
     offsets = np.zeros(len(texts) + 1, np.int64)
     pieces = []
     terminal = sys.stderr.isatty()
-    if progress and not terminal:
-        print(f"encoding {len(texts):,} {description}, once", file=sys.stderr)
+    if described and not terminal:
+        print(f"encoding {len(texts):,} {described}, once", file=sys.stderr)
     tokenizer.encode_special_tokens = True
     with tqdm(
-        desc=f"encoding {description}", total=len(texts), unit=" texts",
-        disable=not (progress and terminal), leave=False,
+        desc=f"encoding {described}", total=len(texts), unit=" texts",
+        disable=not (described and terminal), leave=False,
     ) as bar:  # fmt: skip
         for first in range(0, len(texts), CHUNK):
             chunk = list(texts[first : first + CHUNK])

@@ -1,7 +1,5 @@
 """Which tokenizer encodes a data set: one to be trained, a published one, or that of weights."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Callable, Sequence
@@ -11,9 +9,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from utils.data.texts.basic_english import BASIC_ENGLISH, load_vocabulary, train_basic_english
-from utils.data.texts.csv_texts import file_sum
+from utils.data.texts.files import file_sum
+from utils.data.texts.sources import TOKENIZERS
 from utils.data.texts.tokenizer import (
-    KINDS,
     load_tokenizer,
     tokenizer_from_json,
     train_tokenizer,
@@ -29,10 +27,9 @@ class TokenizerRequest:
     """How the tokenizer of a data set is made or found.
 
     Args:
-        name: one of KINDS, to be trained, or "auto": wordpiece, or bpe_unicode for training texts
-            that wordpiece does not suit; "basic_english", whose vocabulary is
-            counted, or read from `vocab`; or the path of a tokenizer.json, or of a folder that
-            holds one.
+        name: one of TOKENIZERS, to be trained, or "auto": wordpiece, or bpe_unicode for training
+            texts that wordpiece does not suit; "basic_english", whose vocabulary is counted, or
+            read from `vocab`; or the path of a tokenizer.json, or of a folder that holds one.
         vocab_size: of a tokenizer that is trained or counted; None: no limit (basic_english only).
         lowercase: for a tokenizer that is trained.
         json: content of a tokenizer.json, which replaces all of these: the tokenizer that weights
@@ -62,7 +59,7 @@ class TokenizerRequest:
         file = self._file()
         return [self.name, self.vocab_size, self.lowercase] if file is None else file_sum(file)
 
-    def make(self, texts: Sequence[str], progress: bool, say: Callable = print) -> Tokenizer:
+    def make(self, texts: Sequence[str], say: Callable = print) -> Tokenizer:
         """The tokenizer, trained on `texts` if it is to be trained. `say` is given a line if
         wordpiece does not suit them.
 
@@ -85,22 +82,21 @@ class TokenizerRequest:
             kind = "bpe_unicode" if self.name == AUTO else kind
             what = "is taken" if self.name == AUTO else "suits these texts better"
             say(f"note: --tokenizer bpe_unicode {what}: {why}")
-        if progress:
-            print(f"training a {kind} tokenizer on {len(texts):,} texts, once", file=sys.stderr)
+        print(f"training a {kind} tokenizer on {len(texts):,} texts, once", file=sys.stderr)
         return train_tokenizer(
             texts, kind=kind, vocab_size=self.vocab_size, lowercase=self.lowercase
         )
 
     def _file(self) -> Path | None:
         """The file that `name` is the path of; None if it is a kind. UserError if it is neither."""
-        if self.name in (AUTO, *KINDS):
+        if self.name in (AUTO, *TOKENIZERS):
             return None
         path = Path(self.name)
         if path.is_dir():
             path = path / "tokenizer.json"
         if not path.is_file():
             raise UserError(
-                f"{path} is not there: --tokenizer takes {AUTO}, {', '.join(KINDS)}, "
+                f"{path} is not there: --tokenizer takes {AUTO}, {', '.join(TOKENIZERS)}, "
                 "basic_english, or the path of a tokenizer.json"
             )
         return path

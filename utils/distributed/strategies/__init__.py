@@ -1,1 +1,1 @@
-"""How the model is spread over processes: a file for each strategy of settings/strategies.py."""
+"""How the model is spread over processes: a file for each strategy of settings/distributed.py."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from utils.errors import UserError
 from utils.exchange import Exchange, ModelTensors
-from utils.settings.strategies import STRATEGIES
+from utils.settings.distributed import STRATEGIES
 
 
 def saved_buffers(model: nn.Module) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from utils.engines.ort.arguments import Flat, varying
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 from utils.machine.packages import silenced
 
 OPSET, IR_VERSION = 17, 10  # the newest that ONNX Runtime 1.19 has gradients for, and reads
@@ -73,9 +73,9 @@ def export(model: nn.Module, arguments: dict[str, Tensor]) -> Exported:
                 keep_initializers_as_inputs=True,
             )
     except Exception as error:  # of many classes
-        text = " ".join(str(error).split())[:200]
         raise UserError(
-            f"--engine ort: this model has no ONNX graph ({text}); take --engine torch"
+            f"--engine ort: this model has no ONNX graph ({one_line(error, 200)}); take --engine "
+            "torch"
         ) from error
     _refuse_changed_buffers(model, before)
     proto = onnx.load_model_from_string(file.getvalue())

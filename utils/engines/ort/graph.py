@@ -16,7 +16,7 @@ from utils.engines.ort.session import (
     import_onnxruntime,
     with_gradient,
 )
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 
 
 class Graph:
@@ -129,7 +129,7 @@ def _seed() -> None:
 
 def refusal_of(error: Exception) -> UserError:
     """What ONNX Runtime has said, with the operator's name where that is the point."""
-    text = " ".join(str(error).split())
+    text = one_line(error)
     reason = f"cannot train this model ({text[-200:]})"
     if found := re.search(r"gradient builder has not been registered: *(\w+)", text):
         reason = f"has no gradient of the ONNX operator {found[1]}"

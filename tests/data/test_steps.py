@@ -7,7 +7,7 @@ import pytest
 import torch
 from toy import CPU, loader
 
-from utils.data.micro_batches import micro_batch_sizes
+from utils.data.steps import micro_batch_sizes
 from utils.data.texts.loader import TextLoader
 from utils.mixup.mixing import Mixing
 

@@ -1,0 +1,34 @@
+"""The CSV file of predictions: whole or not there, without formulas for a spreadsheet to run."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from torch import nn
+
+from utils.errors import UserError
+from utils.files import written_aside
+
+
+@contextlib.contextmanager
+def predictions_file(path: str | Path, model: nn.Module) -> Iterator[TextIO]:
+    """The file `path`, in UTF-8, which is replaced only if the block ends without an error. In the
+    block `model` is in evaluation mode."""
+    training = model.training
+    model.eval()
+    try:
+        with (
+            written_aside(path) as aside,
+            open(aside, "w", encoding="utf-8", errors="backslashreplace", newline="") as file,
+        ):
+            yield file
+    finally:
+        model.train(training)
+
+
+def not_a_number(sample: str) -> UserError:
+    return UserError(
+        f"the model's answer to {sample} is not a number: try --precision fp32, or another "
+        "checkpoint"
+    )
