@@ -90,10 +90,9 @@ def evaluate(
         model.train(training)
     values = exchange.sum(sums).tolist()
     plain, flipped = (dict(zip(SUMS, row, strict=True)) for row in values)
-    confusion = None
-    if classes:
-        confusion = exchange.sum(counts).reshape(classes, classes).cpu().numpy()
-    result = Evaluation(**figures(plain), samples=int(plain["samples"]), confusion=confusion)
+    counts = exchange.sum(counts) if classes else counts
+    matrix = counts.reshape(classes, classes).cpu().numpy() if classes else None
+    result = Evaluation(**figures(plain), samples=int(plain["samples"]), confusion=matrix)
     if not flip:
         return result
     mean = figures(flipped)
