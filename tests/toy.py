@@ -34,13 +34,12 @@ from utils.reporting.console import Console
 from utils.reporting.metrics import MetricsLog
 from utils.runs.optimization import lr_scales
 from utils.training.average import Average
+from utils.training.controls import Freeze, MixingControl
 from utils.training.evaluation import evaluate
-from utils.training.freeze import Freeze
 from utils.training.guard import Guard
 from utils.training.local.norm_statistics import NormStatistics
 from utils.training.local.steps import LocalSteps
 from utils.training.log import TrainingLog
-from utils.training.mixing_control import MixingControl
 from utils.training.objective import Classification, Precision, mixed_cross_entropy
 from utils.training.progress import Progress
 from utils.training.train_step import StepParts, TrainStep

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from utils.checkpoints.random_state import random_states, restore_random_states
+from utils.checkpoints.states import random_states, restore_random_states
 from utils.distributed.exchange import ProcessExchange
 from utils.distributed.group import agree_on_data, is_lost_peer, meet
 from utils.errors import UserError

@@ -14,8 +14,8 @@ from torch import nn
 
 from utils.checkpoints import checkpoint as checkpoint_module
 from utils.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint, read_checkpoint
-from utils.checkpoints.random_state import random_states, restore_random_states
 from utils.checkpoints.saver import Saver
+from utils.checkpoints.states import random_states, restore_random_states
 from utils.distributed.exchange import ProcessExchange
 from utils.distributed.strategies.base import Strategy
 from utils.errors import UserError

@@ -73,7 +73,7 @@ def test_a_branch_has_its_starting_point_and_the_best_checkpoint(run, monkeypatc
     assert best.name != f"step-{3 * STEPS:08}"
     real, saves = Checkpoints.save, []
 
-    def killed(self, checkpoint, best_step=None):
+    def killed(self, checkpoint, *args):
         saves.append(checkpoint.step)
         raise KeyboardInterrupt
 

@@ -202,9 +202,9 @@ def test_a_checkpoint_holds_the_step_at_which_it_was_taken(tmp_path, monkeypatch
             for state in states
         ]
 
-    def written(checkpoint, best_step=None):
+    def written(checkpoint, *args):
         time.sleep(0.3)  # meanwhile the next steps are trained
-        return write(checkpoint, best_step)
+        return write(checkpoint, *args)
 
     monkeypatch.setattr(trainer, "save", saved)
     monkeypatch.setattr(trainer.saver.store, "save", written)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from utils.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
+from utils.checkpoints.states import optimizer_tensors, restore_optimizer
 from utils.optim.factory import build_optimizer
 from utils.optim.table import OPTIMIZERS
 from utils.reporting.metrics import to_json

@@ -13,7 +13,7 @@ from optimizer_tools import backward, bits, build, poison, same, small_model
 from stand_in_for_apex import MADE
 
 from resnet50_test import Settings
-from utils.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
+from utils.checkpoints.states import optimizer_tensors, restore_optimizer
 from utils.exchange import Exchange
 from utils.optim import apex as own_apex
 from utils.optim import found_inf

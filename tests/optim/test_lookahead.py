@@ -8,7 +8,7 @@ import torch
 from flags_of_a_gpu import flags_as_on_a_gpu
 from torch import nn
 
-from utils.checkpoints.optimizer_state import OF_THE_STEPS
+from utils.checkpoints.states import OF_THE_STEPS
 from utils.optim import lookahead
 from utils.optim.lookahead import COUNT, SLOW, Lookahead
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from utils.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
+from utils.checkpoints.states import optimizer_tensors, restore_optimizer
 from utils.errors import UserError
 from utils.models.vit import ViT
 from utils.optim.factory import build_optimizer

@@ -9,7 +9,7 @@ from launches import launches_of_a_step
 from optimizer_tools import backward, build, small_model
 from torch import nn
 
-from utils.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
+from utils.checkpoints.states import optimizer_tensors, restore_optimizer
 from utils.optim.factory import parameter_groups
 from utils.optim.madgrad_steps import Madgrad
 

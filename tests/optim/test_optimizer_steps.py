@@ -21,7 +21,7 @@ from optimizer_tools import (
 )
 from torch import nn
 
-from utils.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
+from utils.checkpoints.states import optimizer_tensors, restore_optimizer
 from utils.errors import UserError
 from utils.optim.factory import build_optimizer
 from utils.reporting.metrics import to_json

@@ -10,7 +10,7 @@ from torch import nn
 
 from utils.engines.ort.module import OrtModule, relative_difference
 from utils.mixup.mixing import MixPlan
-from utils.training.freeze import Freeze
+from utils.training.controls import Freeze
 
 
 def gradients(called: nn.Module, model: nn.Module, inputs, *plan) -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ from utils.engines.ort.module import Ort
 from utils.exchange import Exchange
 from utils.optim.factory import build_optimizer
 from utils.reporting.console import Console
-from utils.training.freeze import Freeze
+from utils.training.controls import Freeze
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from toy import CPU, network
 
 from utils.fused.dropout import Dropout
 from utils.runs.make_trainer import run_facts
-from utils.training.freeze import Freeze
+from utils.training.controls import Freeze
 from utils.training.objective import Precision
 from utils.weights.card import TextCard
 

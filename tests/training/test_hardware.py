@@ -6,18 +6,23 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import toy
 from torch import nn
 
 from utils.exchange import Exchange
 from utils.models.resnet import ResNet
 from utils.models.transformer import Transformer
-from utils.reporting.console import Console
 from utils.runs import make_trainer
 from utils.training import hardware
-from utils.training.flops import PEAKS, forward_flops, peak_of
-from utils.training.hardware import FIGURES, Hardware, Readings, hardware_text
-from utils.training.log import TrainingLog
-from utils.training.progress import LeftOut
+from utils.training.hardware import (
+    FIGURES,
+    PEAKS,
+    Hardware,
+    Readings,
+    forward_flops,
+    hardware_text,
+    peak_of,
+)
 
 # ---- operations ---------------------------------------------------------------------------------
 
@@ -129,25 +134,21 @@ def test_without_a_gpu_nothing_is_known():
     nothing.close()
 
 
-class Records(list):
-    def write(self, **record) -> None:
-        self.append(record)
-
-
-def test_log_lines_and_records_have_the_figures(capsys):
+def test_log_lines_and_records_have_the_figures(tmp_path, capsys):
     figures = {"mfu": 41.04, "gpu_use": 97.2, "gpu_power_watts": 612.0, "gpu_memory_bytes": 64e9}
-    records, gpu = Records(), SimpleNamespace(figures=lambda speed: figures | {"gpu_hours": 1.5})
-    log = TrainingLog(Console(), records, hardware=gpu)
+    gpu = SimpleNamespace(figures=lambda speed: figures | {"gpu_hours": 1.5})
+    trainer = toy.make_trainer(tmp_path)
+    log = trainer.log
+    log.hardware = gpu
     sums = {"loss": 2.0, "correct": 1.0, "samples": 2.0}
     log.show(sums, 0.1, 100)  # after the first step: nothing is known yet
     assert capsys.readouterr().out == "epoch 0.10: train loss 1.0000, accuracy 50.00 %\n"
     log.console._last_plain = float("-inf")
-    at, left_out = {"step": 5, "epoch": 0.5}, LeftOut()
-    log.write_steps(at, sums, lr=0.1, speed=10.0, left_out=left_out, further={})
-    log.show(sums, 0.5, 100, 10.0)
+    log.show(sums, 0.5, 100, 10.0, gpu.figures(10.0))
     line = capsys.readouterr().out
     assert line.endswith("0:10 left, MFU 41.0 %, GPU 97 %, 612 W, 64.0 GB\n")
-    assert records[0].items() >= (figures | {"gpu_hours": 1.5}).items()
+    trainer.fit()
+    assert toy.history(tmp_path)[0].items() >= (figures | {"gpu_hours": 1.5}).items()
 
 
 def test_a_run_on_a_gpu_asks_its_own(monkeypatch):

@@ -13,7 +13,7 @@
 
 If the model is sharded, each rank has its own files for weights, average and optimizer (see
 shards.py). A checkpoint is written under a temporary name, flushed to disk and renamed. Nothing in
-it is a pickle.
+it is a pickle, as the metadata of torch.distributed.checkpoint are.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
@@ -31,25 +31,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from utils.checkpoints.shards import (
-    PARTS,
-    Rows,
-    file_names,
-    read_part,
-    shard_name,
-    together,
-)
+from utils.checkpoints.shards import PARTS, Rows, file_names, read_part, shard_name, together
 from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.files import file_sum, reason, sums_text, sync_folder, write_files, write_synced
 from utils.reporting.metrics import to_json
 
-MODEL, OPTIMIZER, STATE, SUMS = (
-    "model.safetensors",
-    "optimizer.safetensors",
-    "state.json",
-    "SHA256SUMS",
-)
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+STATE, SUMS = "state.json", "SHA256SUMS"
 # The key in state.json of `Checkpoint.run_info`. These are not the run's settings, which are in
 # config.yaml; the key stays so that old checkpoints can be read, and new ones by older versions.
 RUN_INFO = "settings"
@@ -96,8 +85,16 @@ class Checkpoint:
         return self.state.get(RUN_INFO) or {}
 
     def copy(self) -> "Checkpoint":
-        """Copies the tensors to the CPU, so that training can continue while they are written."""
-        return replace(self, parts={name: _plain(part) for name, part in self.parts.items()})
+        """Copies the tensors to the CPU, contiguous, sorted by name and without shared memory, so
+        that training can continue while they are written."""
+        copies = {
+            part: {
+                name: torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+                for name, tensor in sorted(tensors.items())
+            }
+            for part, tensors in self.parts.items()
+        }
+        return replace(self, parts=copies)
 
 
 class Checkpoints:
@@ -118,38 +115,27 @@ class Checkpoints:
         found = {_step(path) for path in self.folder.glob("step-*") if path.is_dir()}
         return sorted(found - {-1})  # -1: not the name of a checkpoint
 
-    def save(self, checkpoint: Checkpoint, best_step: int | None = None) -> Path:
-        """Writes a checkpoint (a copy: see `Checkpoint.copy`) durably, then deletes the oldest ones
-        beyond `keep`. Raises OSError.
-
-        Whatever fails, and whenever the process is killed, earlier checkpoints stay intact.
-        """
-        aside = self._begin(checkpoint.step)
-        try:
-            files = {f"{name}.safetensors": part for name, part in checkpoint.parts.items()}
-            sums = write_files(aside, _contents(files))
-            self._seal(aside, checkpoint.state, sums)
-        except OSError:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
-        return self._finish(aside, checkpoint.step, best_step)
-
-    def save_shards(
+    def save(
         self,
         checkpoint: Checkpoint,
-        best_step: int | None,
-        exchange: Exchange,
+        best_step: int | None = None,
+        exchange: Exchange | None = None,
         ready: Callable[[], None] = lambda: None,
-    ) -> None:
-        """The same for a sharded model; collective. All ranks see the same folder.
+    ) -> Path:
+        """Writes a checkpoint (a copy: see `Checkpoint.copy`) durably, then deletes the oldest ones
+        beyond `keep`. Whatever fails, and whenever the process is killed, earlier checkpoints stay
+        intact.
 
         Args:
+            exchange: if each rank writes its rows: with the others, which see the same folder;
+                collective. None: this process writes all.
             ready: called on rank 0 before anything is written; may raise OSError.
 
         Raises:
             OSError: on every rank, if writing fails on any; nothing is left behind.
             RuntimeError: another rank has died; the next `save` removes what is left behind.
         """
+        exchange = exchange or Exchange()
         first, step, rows = exchange.rank == 0, checkpoint.step, checkpoint.rows or {}
         files, places = {}, {}
         for part, tensors in checkpoint.parts.items():
@@ -167,13 +153,14 @@ class Checkpoints:
                 self._begin(step)
 
         def write() -> list[dict]:
-            return [write_files(aside, _contents(files)), places]
+            contents = ((name, to_bytes(tensors)) for name, tensors in files.items())
+            return [write_files(aside, contents), places]  # one content at a time in memory
 
         def finish() -> None:
             if first:
-                sums, places = ({k: v for d in dicts for k, v in d.items()} for dicts in written)
-                self._seal(aside, checkpoint.state | {"shards": places}, sums)
-                self._finish(aside, step, best_step)
+                sums, shards = ({k: v for d in dicts for k, v in d.items()} for dicts in written)
+                state = checkpoint.state | ({"shards": shards} if rows else {})
+                self._finish(aside, step, state, sums, best_step)
 
         try:
             together(exchange, begin)
@@ -183,6 +170,7 @@ class Checkpoints:
             if first:
                 shutil.rmtree(aside, ignore_errors=True)
             raise
+        return self._path(step)
 
     def _begin(self, step: int) -> Path:
         """A new folder to write into."""
@@ -192,14 +180,14 @@ class Checkpoints:
         aside.mkdir()
         return aside
 
-    def _seal(self, aside: Path, state: dict, sums: dict[str, str]) -> None:
-        """Writes the last two files and flushes all to disk; `sums`: of the other files."""
+    def _finish(
+        self, aside: Path, step: int, state: dict, sums: dict[str, str], best_step: int | None
+    ) -> None:
+        """Writes the last two files, flushes all to disk, renames the folder to its final name, and
+        deletes the oldest checkpoints beyond `keep`; `sums`: of the other files."""
         sums = sums | write_files(aside, [(STATE, to_json(state, indent=1).encode())])
         write_synced(aside / SUMS, sums_text(sums))
         sync_folder(aside)
-
-    def _finish(self, aside: Path, step: int, best_step: int | None) -> Path:
-        """Renames a checkpoint to its final name, and deletes the oldest ones beyond `keep`."""
         final = self._path(step)
         if final.exists():  # the same step again, after an evaluation: one of them always exists
             old = self._old(step)
@@ -213,7 +201,6 @@ class Checkpoints:
         elif best_step is not None and self._best_step is None:  # the run was resumed since
             self._best_step = self.existing_best(best_step, step)
         self._prune(step, self._best_step)
-        return final
 
     def existing_best(self, best_step: int | None, newest: int) -> int | None:
         """`best_step` if it has a checkpoint. If it could not be written: the newest step up to
@@ -382,20 +369,6 @@ def _state(content: bytes) -> dict:
         if not isinstance(state.get(key), (dict, NoneType)):
             raise ValueError(f"{STATE}: {key} is no object")
     return state
-
-
-def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors on the CPU that share no memory with anything, sorted by name."""
-    return {
-        name: torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
-        for name, tensor in sorted(tensors.items())
-    }
-
-
-def _contents(files: dict[str, dict[str, Tensor]]) -> Iterator[tuple[str, bytes]]:
-    """(name, content) of each file of tensors, one at a time in memory."""
-    for name, tensors in files.items():
-        yield name, to_bytes(tensors)
 
 
 def _step(path: Path) -> int:

@@ -19,21 +19,15 @@ FORMAT = 1  # of state.json
 
 
 class Part(NamedTuple):
-    """Something that is saved and restored.
+    """Something that is saved and restored."""
 
-    Attributes:
-        name: of its file (one of PARTS), if it has tensors; its key in state.json.
-        load: called with a checkpoint of whole tensors.
-        tensors: () -> tensors by name, the run's own and not copies; None: it has none.
-        values: () -> its other state, for JSON; None: it has none.
-        divided: its tensors, `<parameter>` or `<parameter>/<key>`, are divided among the ranks
-            where parameters are.
-    """
-
-    name: str
-    load: Callable[[Checkpoint], None]
+    name: str  # of its file (one of PARTS), if it has tensors; its key in state.json
+    load: Callable[[Checkpoint], None]  # called with a checkpoint of whole tensors
+    # () -> tensors by name, the run's own and not copies; None: it has none.
     tensors: Callable[[], dict[str, Tensor]] | None = None
-    values: Callable[[], Any] | None = None
+    values: Callable[[], Any] | None = None  # () -> its other state, for JSON; None: it has none
+    # Its tensors, `<parameter>` or `<parameter>/<key>`, are divided among the ranks where
+    # parameters are.
     divided: bool = False
 
 

@@ -21,14 +21,16 @@ from utils.reporting.metrics import MetricsLog, NoMetrics
 
 
 class Saver:
-    """Args:
-    store: where checkpoints go.
-    metrics: flushed to disk before a checkpoint that refers to its lines; used on rank 0 only.
-    console: prints what could not be written, on rank 0.
-    every_steps, every_seconds: the interval; one of the two.
-    exchange: with the other ranks, for this object alone: its collectives run in the thread, at the
-        same time as those of the training loop. None: one process.
-    run_info: stored in every checkpoint (see `Checkpoint.run_info`).
+    """Writes the checkpoints of a run at an interval.
+
+    Args:
+        store: where checkpoints go.
+        metrics: flushed to disk before a checkpoint that refers to its lines; used on rank 0 only.
+        console: prints what could not be written, on rank 0.
+        every_steps, every_seconds: the interval; one of the two.
+        exchange: with the other ranks, for this object alone: its collectives run in the thread, at
+            the same time as those of the training loop. None: one process.
+        run_info: stored in every checkpoint (see `Checkpoint.run_info`).
     """
 
     def __init__(
@@ -71,7 +73,12 @@ class Saver:
         self.start(checkpoint.step)
         checkpoint.state[RUN_INFO] = self.run_info
         first, divided = self.exchange.rank == 0, checkpoint.rows is not None
-        failure = self._note_position(checkpoint) if first else None
+        failure = None
+        if first:
+            try:  # where a resumed run cuts off the metrics
+                checkpoint.state["metrics_bytes"] = self.metrics.position()
+            except OSError as error:
+                failure = error
         if divided or (first and failure is None):
             future = self._thread.submit(self._write, checkpoint.copy(), best_step, failure)
             self._writing, failure = (checkpoint.step, future), None
@@ -81,14 +88,6 @@ class Saver:
             if line is not None:
                 raise UserError(f"{line} and --resume {self.run_folder}")
         self._say(line)
-
-    def _note_position(self, checkpoint: Checkpoint) -> OSError | None:
-        """Records where a resumed run cuts off the metrics; returns an error of the disk."""
-        try:
-            checkpoint.state["metrics_bytes"] = self.metrics.position()
-        except OSError as error:
-            return error
-        return None
 
     def _write(
         self, checkpoint: Checkpoint, best_step: int | None, failure: OSError | None
@@ -100,11 +99,8 @@ class Saver:
                 raise failure
             self.metrics.sync()
 
-        if checkpoint.rows is None:
-            ready()
-            self.store.save(checkpoint, best_step)
-        else:
-            self.store.save_shards(checkpoint, best_step, self.exchange, ready)
+        exchange = None if checkpoint.rows is None else self.exchange
+        self.store.save(checkpoint, best_step, exchange, ready)
 
     def poll(self) -> None:
         """Prints why the checkpoint in progress has failed, if it has."""

@@ -144,6 +144,8 @@ def together(exchange: Exchange, action: Callable[[], Any]) -> list:
         OSError: on every rank, if any rank raised one; the first of them.
         RuntimeError: a rank has died.
     """
+    if exchange.size == 1:
+        return [action()]
     result, failure = None, None
     try:
         result = action()

@@ -49,7 +49,7 @@ class Batch(NamedTuple):
     # micro-batch of a step, or in every one (see `Draws`).
     clean: tuple[Tensor | tuple, Tensor] | None = None
     filler: bool = False  # see Piece
-    worker: int = 0  # its place among those of this process; see training/local/in_turn.py
+    worker: int = 0  # its place among those of this process; see training/local/steps.py
 
     def tensors(self) -> Iterator[Tensor]:
         """All tensors on the device."""

@@ -248,7 +248,7 @@ class GraphedStep(TrainStep):
         if self.average is not None:
             self._ema_weight.fill_(self.average.ema_weight(step))
         self._replayed = True
-        self.begin_update()
+        self.updating = True
         replay()
         self.recorder.keep_pace()
 

@@ -25,7 +25,7 @@ from utils.inference.export_samples import (
 from utils.machine.packages import silenced
 from utils.packed import PackedTokens
 from utils.plural import counted
-from utils.training.flops import forward_flops
+from utils.training.hardware import forward_flops
 from utils.weights.card import ModelCard, TextCard
 
 # Largest differences in float32 between PyTorch and another engine: of probabilities, and of their

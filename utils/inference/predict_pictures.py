@@ -28,7 +28,7 @@ from utils.machine.cores import usable_cores
 from utils.plural import counted
 from utils.reporting.console import PLAIN_LINE_SECONDS
 from utils.reporting.csv_fields import quoted, safe_path, safe_text
-from utils.training.evaluation import mean_log_probabilities, mirror
+from utils.training.evaluation import mean_log_probabilities
 from utils.training.objective import Precision
 from utils.weights.card import ModelCard
 
@@ -220,7 +220,7 @@ def _predict(
     with torch.inference_mode():
         with precision.autocast():
             logits = model(inputs)
-            mirrored = model(mirror(inputs)) if flip else None
+            mirrored = model(inputs.flip(-1)) if flip else None
         all_probabilities = (
             mean_log_probabilities(logits, mirrored).exp() if flip else logits.float().softmax(1)
         )

@@ -52,7 +52,6 @@ OPTIONAL = (
     Package("wandb", "wandb", "--wandb"),
     *OF_ONNX,
     Package("pyarrow", "pyarrow", "--dataset parquet"),
-    Package("google-crc32c", "google_crc32c", "--dataset tfrecord"),
     Package("simplejpeg", "simplejpeg", "decoding JPEGs faster"),
 )
 # On a GPU these matter, too.

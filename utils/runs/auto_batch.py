@@ -13,7 +13,7 @@ from utils.settings.config import PROBED
 from utils.tasks.mixing import build_meta
 from utils.tasks.task import Task
 from utils.training.batch_probe import Found, largest_that_fits
-from utils.training.freeze import Freeze
+from utils.training.controls import Freeze
 from utils.training.objective import Classification
 
 

@@ -34,7 +34,9 @@ def train(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> None:
     report = Report(run, trainer, ready)
     _introduce(run, trainer)
     with report.if_interrupted(), _profiler(run, trainer) as profiler:
-        trainer.fit(profiler, run.free_cores)
+        after_step = [] if profiler is None else [profiler.step]
+        after_step += [] if run.free_cores is None else [run.free_cores.look]
+        trainer.fit(after_step)
     report.finish()
 
 

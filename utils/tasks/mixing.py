@@ -19,7 +19,7 @@ from utils.mixup.mixing import Mixing
 from utils.mixup.policy import MixupPolicy, can_tell_pairs_apart
 from utils.plural import counted
 from utils.tasks.task import AutoSplit, Task
-from utils.training.mixing_control import MixingControl
+from utils.training.controls import MixingControl
 from utils.training.objective import Precision, mixed_cross_entropy
 
 

@@ -10,6 +10,7 @@ wraps it. FSDP, which divides the model, needs less than is found here.
 """
 
 import contextlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -64,16 +65,25 @@ def largest_that_fits(
         exchange: with the other ranks, which have the same cuts; None: a single process.
     """
     exchange = exchange or Exchange()
-    cuts = loader.cuts()
-    first, needed = len(cuts), float("inf")  # if memory runs out before any size is tried
+    cuts, needs = loader.cuts(), {}
+    first = len(cuts)  # if memory runs out before any size is tried
 
     def search() -> None:
-        nonlocal first, needed
+        nonlocal first
         beside = _beside(model, build_optimizer, averaged)
-        first, needed = _search(model, loader, passes, beside, available)
+        probe_class = CPUProbe if next(model.parameters()).device.type == "cpu" else GPUProbe
+        probe = probe_class(model, loader, passes, beside, available)
+
+        def fits(index: int) -> bool:
+            loader.cut(cuts[index])
+            needs[index] = probe.needed(loader.largest())
+            return needs[index] <= available
+
+        first = first_that_fits(fits, len(cuts))
 
     with _unchanged(model):
         succeeds(search)
+    needed = needs.get(min(first, len(cuts) - 1), float("inf"))
     # The cuts begin with the largest, so the rank with the least memory has the highest index.
     first, needed, available = max(
         exchange.gather_json([first, needed, available]), key=lambda result: result[0]
@@ -84,39 +94,10 @@ def largest_that_fits(
     return Found(cuts[first], needed, available)
 
 
-def _search(
-    model: nn.Module,
-    loader: Loader,
-    passes: Callable,
-    beside: list[Tensor],
-    available: float,
-) -> tuple[int, float]:
-    """(the first cut of the loader that fits, the bytes it needs); their number and the bytes of
-    the last one if none does."""
-    cuts, needs = loader.cuts(), {}
-    device = next(model.parameters()).device
-    probe_class = CPUProbe if device.type == "cpu" else GPUProbe
-    probe = probe_class(model, loader, passes, beside, available)
-
-    def fits(index: int) -> bool:
-        loader.cut(cuts[index])
-        needs[index] = probe.needed(loader.largest())
-        return needs[index] <= available
-
-    first = first_that_fits(fits, len(cuts))
-    return first, needs[min(first, len(cuts) - 1)]
-
-
 def first_that_fits(fits: Callable[[int], bool], count: int) -> int:
     """The smallest index below `count` for which `fits` is true, or `count` if there is none;
     `fits` must be true from there on. If none fits, the last call is `fits(count - 1)`."""
-    if fits(0):
-        return 0
-    low, high = 0, count  # low does not fit; high does, or is count
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
+    return 0 if fits(0) else bisect_left(range(count), True, 1, key=fits)
 
 
 @contextlib.contextmanager
@@ -163,11 +144,8 @@ def _bytes(tensors: list[Tensor]) -> int:
 
 
 class GPUProbe:
-    """By trial: a micro-batch fits if no allocation fails while the reserve is occupied.
-
-    Args: as in `largest_that_fits`.
-        beside: tensors that are allocated meanwhile.
-    """
+    """By trial: a micro-batch fits if no allocation fails while the reserve is occupied. `beside`:
+    tensors that are allocated meanwhile; the other arguments are as in `largest_that_fits`."""
 
     def __init__(self, model, loader: Loader, passes: Callable, beside: list, available: float):
         self.loader, self.passes, self.beside = loader, passes, beside
@@ -198,11 +176,8 @@ class GPUProbe:
 
 
 class CPUProbe:
-    """By extrapolation from the bytes that the passes keep for two small micro-batches.
-
-    Args: as in `largest_that_fits`.
-        beside: tensors that are allocated meanwhile.
-    """
+    """By extrapolation from the bytes that the passes keep for two small micro-batches; arguments
+    as in GPUProbe."""
 
     def __init__(self, model, loader: Loader, passes: Callable, beside: list, available: float):
         batch = loader.trial(SMALL)
@@ -236,7 +211,8 @@ def kept_by(model: nn.Module, passes: Callable, batch) -> list[int]:
     kept, most = KeptBytes(model), []
     with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
         for _ in passes(batch):
-            most.append(kept.take_most())
+            most.append(kept.most)
+            kept.most = 0
     return most
 
 
@@ -246,18 +222,13 @@ class KeptBytes:
 
     Attributes:
         now: bytes kept at present.
-        most: the largest value of `now` since the last `take_most`.
+        most: the largest value of `now` since it was set to 0.
     """
 
     def __init__(self, model: nn.Module):
         self._own = {t.untyped_storage().data_ptr() for t in model.state_dict().values()}
         self._users: dict[int, int] = {}  # by address: how many kept tensors use the memory
         self.now = self.most = 0
-
-    def take_most(self) -> int:
-        """Returns `most`, and sets it to 0."""
-        most, self.most = self.most, 0
-        return most
 
     def pack(self, tensor: Tensor) -> "_Kept":
         storage = tensor.untyped_storage()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from utils.exchange import Exchange
 from utils.machine.backends import search_plans
-from utils.training.objective import SUMS, Precision, classification_sums, stacked
+from utils.training.objective import SUMS, Precision, classification_sums, figures, stacked
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,9 @@ class Evaluation:
         if self.flip_accuracy is None:
             return {}
         return {"loss": self.flip_loss, "accuracy": self.flip_accuracy}
+
+    def in_words(self, split: str) -> str:
+        return f"{split} loss {self.loss:.4f}, accuracy {self.accuracy:.2f} %"
 
 
 def evaluate(
@@ -71,7 +74,7 @@ def evaluate(
                     return None
                 with precision.autocast():
                     logits = model(batch.inputs)
-                    mirrored = model(mirror(batch.inputs)) if flip else None
+                    mirrored = model(batch.inputs.flip(-1)) if flip else None
                 if exchange.size > 1 and batch.filler:
                     continue
                 loss = F.cross_entropy(logits.float(), batch.targets, reduction="sum")
@@ -87,20 +90,13 @@ def evaluate(
         model.train(training)
     values = exchange.sum(sums).tolist()
     plain, flipped = (dict(zip(SUMS, row, strict=True)) for row in values)
-    samples = plain["samples"]
     counts = exchange.sum(counts) if classes else counts
     matrix = counts.reshape(classes, classes).cpu().numpy() if classes else None
-    loss, accuracy = plain["loss"] / samples, 100 * plain["correct"] / samples
-    result = Evaluation(loss, accuracy, int(samples), matrix)
+    result = Evaluation(**figures(plain), samples=int(plain["samples"]), confusion=matrix)
     if not flip:
         return result
-    loss, accuracy = flipped["loss"] / samples, 100 * flipped["correct"] / samples
-    return replace(result, flip_loss=loss, flip_accuracy=accuracy)
-
-
-def mirror(pictures: Tensor) -> Tensor:
-    """(n, channels, height, width), mirrored horizontally."""
-    return pictures.flip(-1)
+    mean = figures(flipped)
+    return replace(result, flip_loss=mean["loss"], flip_accuracy=mean["accuracy"])
 
 
 def mean_log_probabilities(logits: Tensor, others: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from utils.errors import UserError
 from utils.plural import counted
 from utils.reporting.console import Console
 from utils.training.progress import LeftOut
+from utils.training.steps import Steps
 
 # --on_nonfinite skip: so many steps that were not applied stop the run. They are counted at log
 # lines; if any step since the last log line was applied, the count starts again at 0.
@@ -103,9 +104,9 @@ class Guard:
 
     @staticmethod
     def tell_scaler(scaler: torch.amp.GradScaler, optimizer, norm: Tensor) -> None:
-        """Makes the loss scaler lower its scale on all ranks or on none: by `norm`, which they
-        share. It has looked at the gradients that this rank holds, with FSDP only some rows.
-        To be called between its `unscale_` and its `update`."""
+        """GradScaler saw only this rank's gradients, with FSDP only some rows: replaces its verdict
+        by that of `norm`, which all ranks share, so that all lower the scale or none. To be called
+        between its `unscale_` and its `update`."""
         if not scaler.is_enabled():
             return
         for found_inf in scaler._found_inf_per_device(optimizer).values():
@@ -131,39 +132,40 @@ class OnNonFinite:
         self.policy, self.console, self.saver, self.is_fp16 = policy, console, saver, is_fp16
         self._barren_steps = 0
 
-    def check_scale(self, scale: float | None, step: int) -> None:
-        """Raises UserError if no loss scale works any more; `scale` None: there is none."""
+    def react(self, steps: Steps, before: LeftOut, applied: bool) -> None:
+        """Called when the host reads the metrics.
+
+        Args:
+            steps: whose progress says what was left out by now.
+            before: what was left out when the metrics were read last.
+            applied: some steps were applied since then.
+
+        Raises:
+            UserError: the run is to stop.
+        """
+        step, left_out, scale = steps.progress.step, steps.progress.left_out, steps.loss_scale
         if scale is not None and scale < SMALLEST_SCALE:
             raise UserError(
                 f"step {step}: no loss scale keeps the fp16 gradients finite; use "
                 "--precision bf16 or fp32, or a lower --lr"
             )
-
-    def report_or_stop(
-        self, new: int, where: str, applied: bool, optimizer, left_out_by: str = ""
-    ) -> None:
-        """Called when the host reads the metrics.
-
-        Args:
-            new: steps that were not applied since the last call.
-            where: which steps these are, for the error.
-            applied: some steps were applied since the last call.
-            left_out_by: names who has left them out, where it was not all ranks.
-
-        Raises:
-            UserError: the run is to stop.
-        """
+        new = left_out.steps - before.steps
+        if not new:
+            return
         self._barren_steps = 0 if applied else self._barren_steps + new
         if self.policy == "skip" and self._barren_steps < BARREN_STEPS:
             self.console.say(
-                f"{left_out_by}{counted(new, 'step')} with a loss or gradient that is not finite: "
-                "skipped"
+                f"{steps.left_out_by}{counted(new, 'step')} with a loss or gradient that is not "
+                "finite: skipped"
             )
             return
+        # `first` is that of the whole run, and not of interest where steps may be left out.
+        is_first = before.steps == 0 and self.policy == "stop"
+        where = f"step {left_out.first + 1}" if is_first else f"at step {step}"
         self.saver.wait()
         saved = self.saver.store.steps()
         last = f"; the last checkpoint is of step {saved[-1]}" if saved else ""
-        group = optimizer.param_groups[0]
+        group = steps.optimizer.param_groups[0]
         lr = group["base_lr"] / group.get("lr_scale", 1.0)
         if self.policy == "skip":
             what = f"the last {self._barren_steps} steps had a loss or gradient that is not finite"
@@ -173,7 +175,7 @@ class OnNonFinite:
             remedy = "bad data; --on_nonfinite skip leaves such steps out"
         fp16 = "fp16 (take --precision bf16), " if self.is_fp16 else ""
         raise UserError(
-            f"{where}: {left_out_by}{what}. Likely causes: a learning rate that is too high "
+            f"{where}: {steps.left_out_by}{what}. Likely causes: a learning rate that is too high "
             f"({lr:g}; take a lower --lr, a longer --warmup_epochs, or --clip 1 or less), "
             f"{fp16}{remedy}{last}"
         )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from utils.errors import UserError
+from utils.training.objective import in_float32
 
 
 class InFloat32:
@@ -42,11 +43,7 @@ def names_of_modules(model: nn.Module, patterns: Sequence[str]) -> list[str]:
 def keep_in_float32(model: nn.Module, names: Sequence[str], device: torch.device) -> None:
     """Lets these modules compute in float32 under autocast, with their parts: inputs in half
     precision are converted, and autocast is off. Modules stay the same objects, under the same
-    names; those that are kept already stay as they are.
-
-    Args:
-        device: where the model computes.
-    """
+    names; those that are kept already stay as they are."""
     for name in names:
         module = model.get_submodule(name)
         if not isinstance(module, InFloat32):
@@ -55,11 +52,7 @@ def keep_in_float32(model: nn.Module, names: Sequence[str], device: torch.device
 
 def refuse_uncalled(model: nn.Module, names: Sequence[str], forward: Callable[[], object]) -> None:
     """UserError if the forward pass calls neither one of these modules nor a module around it that
-    is among them, but for example reads its weights: it could not be kept in float32.
-
-    Args:
-        forward: one forward pass of the model.
-    """
+    is among them, but for example reads its weights: it could not be kept in float32."""
     called = set()
     modules = {name: model.get_submodule(name) for name in names}
     handles = [
@@ -85,7 +78,7 @@ def refuse_uncalled(model: nn.Module, names: Sequence[str], forward: Callable[[]
 def _in_float32(cls: type[nn.Module], device: str) -> type[nn.Module]:
     class Kept(InFloat32, cls):
         def forward(self, *args, **kwargs):
-            args, kwargs = tree_map_only(Tensor, _to_float32, (args, kwargs))
+            args, kwargs = tree_map_only(Tensor, in_float32, (args, kwargs))
             with torch.autocast(device, enabled=False):
                 return super().forward(*args, **kwargs)
 
@@ -93,7 +86,3 @@ def _in_float32(cls: type[nn.Module], device: str) -> type[nn.Module]:
     Kept.__name__, Kept.__qualname__ = cls.__name__, cls.__qualname__
     Kept.__module__ = cls.__module__
     return Kept
-
-
-def _to_float32(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

@@ -109,10 +109,15 @@ class Classification:
         """
         logits = self.logits(inputs, mix_plan)
         loss = self.losses(logits, targets, mix_plan).sum()
+        sums = classification_sums(loss, logits, targets)
         if self.sums is SUMS:
-            return loss, classification_sums(loss, logits, targets)
-        sums = mixed_sums(loss, logits, targets, mix_plan)
-        return loss, sums | self._clean_sums(inputs, targets)
+            return loss, sums
+        sums = dict.fromkeys(self.sums, torch.zeros_like(sums["samples"])) | sums
+        if mix_plan is not None:
+            sums |= mixed_sums(logits, targets, mix_plan)
+        if self.clean_accuracy:
+            sums |= self._clean_sums(inputs, targets)
+        return loss, sums
 
     def logits(self, inputs: Tensor, mix_plan=None) -> Tensor:
         """(n, ...) -> (n, classes)."""
@@ -126,7 +131,7 @@ class Classification:
         """(n, classes), (n,) -> the loss of each sample (n,)."""
         if mix_plan is None:
             return F.cross_entropy(
-                _full(logits), targets, reduction="none", label_smoothing=self.label_smoothing
+                in_float32(logits), targets, reduction="none", label_smoothing=self.label_smoothing
             )
         fused = self.fused and not mix_plan.lam.requires_grad
         cross_entropy = fused_cross_entropy if fused else mixed_cross_entropy
@@ -136,9 +141,6 @@ class Classification:
     def _clean_sums(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Those of the unmixed part; without gradients, random numbers or an update of BatchNorm's
         statistics."""
-        if not self.clean_accuracy:
-            zero = torch.zeros((), dtype=torch.float64, device=targets.device)
-            return {"clean_correct": zero, "clean_samples": zero}
         count = math.ceil(len(targets) * CLEAN_FRACTION)
         training = [module for module in self.model.modules() if module.training]
         self.model.eval()
@@ -171,7 +173,7 @@ def mixed_cross_entropy(
     Returns:
         (n,)
     """
-    log_p = F.log_softmax(_full(logits), 1)
+    log_p = F.log_softmax(in_float32(logits), 1)
     lam = lam.to(log_p.dtype)
     own = F.nll_loss(log_p, targets, reduction="none")
     other = F.nll_loss(log_p, partners, reduction="none")
@@ -195,24 +197,40 @@ def classification_sums(loss: Tensor, logits: Tensor, targets: Tensor) -> dict[s
     return dict(zip(SUMS, values, strict=True))
 
 
-def mixed_sums(loss: Tensor, logits: Tensor, targets: Tensor, mix_plan) -> dict[str, Tensor]:
-    """SUMS; and of the samples that have another one as partner the number, and the sum of the
-    larger of lambda and 1 - lambda."""
-    sums = classification_sums(loss, logits, targets)
-    if mix_plan is None:
-        zero = torch.zeros_like(sums["samples"])
-        return sums | {"larger_lambda": zero, "mixed": zero}
+def mixed_sums(logits: Tensor, targets: Tensor, mix_plan) -> dict[str, Tensor]:
+    """`correct` of mixed samples; and of those that have another one as partner the number, and the
+    sum of the larger of lambda and 1 - lambda."""
     lam, guess = mix_plan.lam.detach().double(), logits.detach().argmax(1)
     correct = lam * (guess == targets) + (1 - lam) * (guess == targets[mix_plan.partner])
     mixed = mix_plan.partner != torch.arange(len(targets), device=targets.device)
     larger_lambda = (torch.maximum(lam, 1 - lam) * mixed).sum()
-    return sums | {
+    return {
         "correct": correct.sum(),
         "larger_lambda": larger_lambda,
         "mixed": mixed.sum().double(),
     }
 
 
-def _full(logits: Tensor) -> Tensor:
-    """Half-precision logits in float32; float32 and float64 as they are."""
-    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+def figures(sums: Mapping[str, float]) -> dict:
+    """Means from an objective's sums by name; accuracies in per cent.
+
+    With SUMS alone they are `loss` and `accuracy`. With MIXED_SUMS the accuracy is weighted by
+    lambda and called `accuracy_weighted`. `lambda` is there where samples were mixed: the mean of
+    the larger of lambda and 1 - lambda. `accuracy_clean` is there where unmixed samples were
+    evaluated.
+    """
+    mixed = "mixed" in sums
+    accuracy, samples = "accuracy_weighted" if mixed else "accuracy", sums["samples"]
+    if not samples:
+        return {"loss": float("nan"), accuracy: float("nan")}
+    result = {"loss": sums["loss"] / samples, accuracy: 100 * sums["correct"] / samples}
+    if mixed and sums["mixed"]:
+        result["lambda"] = sums["larger_lambda"] / sums["mixed"]
+    if mixed and sums["clean_samples"]:
+        result["accuracy_clean"] = 100 * sums["clean_correct"] / sums["clean_samples"]
+    return result
+
+
+def in_float32(tensor: Tensor) -> Tensor:
+    """Half precision in float32; anything else as it is."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

@@ -53,7 +53,7 @@ class Progress:
     lowest_val_loss: float | None = None
     since_best: int = 0  # evaluations on the validation split since the best or the lowest loss
     stopped_early: bool = False
-    mixing: dict | None = None  # with --mixup auto, see mixing_control.py
+    mixing: dict | None = None  # with --mixup auto, see controls.py
     # Without evaluations and checkpoints, but with the measurements of --mixup auto.
     seconds_training: float = 0.0
     # Of the run and the runs that it resumed, to the last checkpoint.

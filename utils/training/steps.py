@@ -22,32 +22,27 @@ from utils.training.progress import LeftOut, Progress
 
 class Steps(ABC):
     """Takes the optimizer steps of a run, and holds all that they change: a TrainStep, an engine's
-    kind of TrainStep, or LocalSteps, which holds one for each worker.
+    kind of TrainStep, or LocalSteps, which holds one for each worker."""
 
-    Attributes:
-        strategy, objective, optimizer, schedule, precision, progress, meta: see StepParts.
-        model: that of the strategy.
-        exchange: with the other processes.
-        sum_names: names of the objective's sums.
-        updating: an update is under way. Weights, optimizer and average may then be of different
-            steps, so the state must not be saved.
-        settling: the last step was slower than the steps to come, for example while CUDA graphs
-            are captured; such a step should not be timed.
-        left_out_by: names the workers that left out steps between the last two calls of
-            `read_sums`; "": none did, or there are no workers.
-    """
-
+    # As in StepParts:
     strategy: Strategy
-    model: nn.Module
-    exchange: Exchange
     objective: Callable
     optimizer: torch.optim.Optimizer
     schedule: Any
     precision: Precision
     progress: Progress
-    sum_names: tuple[str, ...]
     meta: PolicyMixup | SampleMixup | None = None
-    updating = settling = False
+    model: nn.Module  # that of the strategy
+    exchange: Exchange  # with the other processes
+    sum_names: tuple[str, ...]  # of the objective
+    # An update is under way. Weights, optimizer and average may then be of different steps, so the
+    # state must not be saved.
+    updating = False
+    # The last step was slower than the steps to come, for example while CUDA graphs are captured;
+    # such a step should not be timed.
+    settling = False
+    # Names the workers that left out steps between the last two calls of `read_sums`; "": none did,
+    # or there are no workers.
     left_out_by = ""
 
     # ---- a step ---------------------------------------------------------------------------------

@@ -13,9 +13,13 @@ from typing import Any
 import torch
 
 from utils.checkpoints.checkpoint import Checkpoint
-from utils.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
 from utils.checkpoints.parts import Part, load, take
-from utils.checkpoints.random_state import random_states, restore_random_states
+from utils.checkpoints.states import (
+    optimizer_tensors,
+    random_states,
+    restore_optimizer,
+    restore_random_states,
+)
 from utils.data.batch import Batch
 from utils.distributed.strategies.base import Strategy
 from utils.mixup.meta import PolicyMixup, SampleMixup
@@ -28,31 +32,20 @@ from utils.training.steps import Steps
 
 @dataclass
 class StepParts:
-    """What a TrainStep is made of.
+    """What a TrainStep is made of."""
 
-    Attributes:
-        strategy: how the model is spread over processes.
-        objective: (inputs, targets, mixing plan) -> summed loss, sums by name; `objective.sums` are
-            the names, by default SUMS (see objective.py).
-        optimizer: honours `found_inf` (see optim/factory.py).
-        schedule: `apply(optimizer, step)` sets the learning rate.
-        precision: its loss scaler is used around the backward pass.
-        progress: counts the steps.
-        guard: judges whether a step is finite.
-        clip: maximal global L2 norm of the gradient; None: unlimited.
-        average: moving average of the weights, which is evaluated in their place; None: none.
-        meta: learns how samples are mixed; None: the batch has its whole plan, if it is mixed.
-    """
-
-    strategy: Strategy
+    strategy: Strategy  # how the model is spread over processes
+    # (inputs, targets, mixing plan) -> summed loss, sums by name; `objective.sums` are the names,
+    # by default SUMS (see objective.py).
     objective: Callable
-    optimizer: torch.optim.Optimizer
-    schedule: Any
-    precision: Precision
-    progress: Progress
-    guard: Guard
-    clip: float | None = None
-    average: Average | None = None
+    optimizer: torch.optim.Optimizer  # honours `found_inf` (see optim/factory.py)
+    schedule: Any  # `apply(optimizer, step)` sets the learning rate
+    precision: Precision  # its loss scaler is used around the backward pass
+    progress: Progress  # counts the steps
+    guard: Guard  # judges whether a step is finite
+    clip: float | None = None  # maximal global L2 norm of the gradient; None: unlimited
+    average: Average | None = None  # of the weights, evaluated in their place; None: none
+    # Learns how samples are mixed; None: the batch has its whole plan, if it is mixed.
     meta: PolicyMixup | SampleMixup | None = None
 
 
@@ -98,13 +91,10 @@ class TrainStep(Steps):
             self.step_sums += stacked(sums, self.sum_names)
 
     def update(self) -> None:
-        self.begin_update()
+        self.updating = True
         step = self.progress.step
         self.update_device(step, self.average.ema_weight(step) if self.average else 0.0)
         self.end_update()
-
-    def begin_update(self) -> None:
-        self.updating = True
 
     def end_update(self) -> None:
         self.progress.step += 1
@@ -176,12 +166,7 @@ class TrainStep(Steps):
         member = exchange.rank if worker is None else worker
         parts = [
             Part("progress", self._load_progress, values=lambda: asdict(self.progress)),
-            Part(
-                "model",
-                lambda saved: strategy.load(saved.model),
-                tensors=strategy.tensors,
-                divided=True,
-            ),
+            Part("model", lambda saved: strategy.load(saved.model), strategy.tensors, divided=True),
             Part(
                 "optimizer",
                 lambda saved: restore_optimizer(
@@ -204,14 +189,14 @@ class TrainStep(Steps):
             ),
         ]
         if average is not None:  # one that was not saved starts from the weights
-            parts.append(
+            parts += [
                 Part(
                     "average",
                     lambda saved: average.load_state_dict(saved.weights),
                     tensors=average.state_dict,
                     divided=True,
                 )
-            )
+            ]
         if meta is not None and meta.state_dict():  # of the form "sample" it has no state
             parts.append(
                 Part(

@@ -5,7 +5,7 @@ before a checkpoint (`_read_sums`), in every evaluation, and up to 8 times in a 
 auto` (`control_mixing`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,14 +17,13 @@ from utils.data.loader import Loader
 from utils.errors import UserError
 from utils.launch.signals import AgreedSignal, StoppedBySignal
 from utils.machine.backends import search_plans
-from utils.machine.free_cores import FreeCores
 from utils.plural import counted
+from utils.training.controls import Freeze, MixingControl
 from utils.training.evaluation import Evaluation
-from utils.training.freeze import Freeze
 from utils.training.guard import OnNonFinite
-from utils.training.log import TrainingLog, figures
+from utils.training.log import TrainingLog
 from utils.training.memory import peak_memory, within_memory
-from utils.training.mixing_control import MixingControl
+from utils.training.objective import figures
 from utils.training.progress import Progress
 from utils.training.steps import Steps
 from utils.training.times import Clock, PhaseTimes
@@ -32,31 +31,21 @@ from utils.training.times import Clock, PhaseTimes
 
 @dataclass
 class TrainingPlan:
-    """How long a run trains, and what it does when.
+    """How long a run trains, and what it does when."""
 
-    Args:
-        total_steps: optimizer steps of the whole run.
-        limit: the flag that says so.
-        eval_split: the split that is evaluated: "val", which decides the best step, or "test".
-        eval_every: epochs between evaluations; 0: none.
-        eval_on_start: evaluate before the first step, too.
-        log_every: steps between log lines.
-        early_stop_patience: evaluations on "val" without better weights or a lower loss after
-            which training stops; None: never.
-        best_by: what makes weights better: "accuracy" or "loss"; None: accuracy, while the
-            schedule is told the loss.
-        on_nonfinite: "stop" or "skip", when a loss or gradient is not finite.
-    """
-
-    total_steps: int
-    limit: str = "--epochs"
-    eval_split: str = "test"
-    eval_every: int = 1
-    eval_on_start: bool = False
-    log_every: int = 20
+    total_steps: int  # optimizer steps of the whole run
+    limit: str = "--epochs"  # the flag that says so
+    eval_split: str = "test"  # what is evaluated: "val", which decides the best step, or "test"
+    eval_every: int = 1  # epochs between evaluations; 0: none
+    eval_on_start: bool = False  # evaluate before the first step, too
+    log_every: int = 20  # steps between log lines
+    # Evaluations on "val" without better weights or a lower loss after which training stops; None:
+    # never.
     early_stop_patience: int | None = None
+    # What makes weights better: "accuracy" or "loss"; None: accuracy, while the schedule is told
+    # the loss.
     best_by: str | None = None
-    on_nonfinite: str = "stop"
+    on_nonfinite: str = "stop"  # or "skip", when a loss or gradient is not finite
 
 
 class Trainer:
@@ -125,22 +114,13 @@ class Trainer:
 
     # ---- the loop ---------------------------------------------------------------------------
 
-    def fit(self, profiler=None, free_cores: FreeCores | None = None) -> Progress:
-        """Trains to the end. Raises StoppedBySignal on a signal, UserError when it cannot go on.
-
-        Args:
-            profiler: its `step()` is called after every optimizer step; None: no profiling.
-            free_cores: its `look()`, called after every optimizer step, adjusts the number of
-                threads; None: that is fixed.
-        """
-        return self.within_memory(lambda: self._fit(profiler, free_cores))
+    def fit(self, after_step: Sequence[Callable[[], None]] = ()) -> Progress:
+        """Trains to the end; calls `after_step` after every optimizer step. Raises StoppedBySignal
+        on a signal, UserError when it cannot go on."""
+        return self.within_memory(lambda: self._fit(after_step))
 
     def within_memory(self, work: Callable, save: bool = True):
-        """Calls work(); if it runs out of memory, raises UserError with a batch that fits.
-
-        Args:
-            save: first save a checkpoint of the last complete step.
-        """
+        """`within_memory` of memory.py. `save`: the last complete step is then saved, too."""
         return within_memory(
             work,
             steps=self.steps,
@@ -149,7 +129,7 @@ class Trainer:
             save=self._save_last_step if save else lambda: "",
         )
 
-    def _fit(self, profiler, free_cores: FreeCores | None) -> Progress:
+    def _fit(self, after_step: Sequence[Callable[[], None]]) -> Progress:
         progress, console, total_steps = self.progress, self.log.console, self.plan.total_steps
         self.agreed_signal.signals.defer()
         self.steps.start()
@@ -165,7 +145,7 @@ class Trainer:
                 progress.step < total_steps or self._end_is_due()
             ):
                 if not self._end_is_due():  # due at once where a run was stopped in an evaluation
-                    self.train_to_epoch_end(profiler, free_cores)
+                    self.train_to_epoch_end(after_step)
                 self._end_epoch()
                 if self.agreed_signal.signum is not None and progress.step < total_steps:
                     self._stop()
@@ -193,7 +173,7 @@ class Trainer:
         if evaluation is not None:
             split = self.plan.eval_split
             self.log.metrics.write(**self._position(), split=split, **evaluation.figures)
-            self.log.say_start(split, evaluation)
+            self.log.console.say(f"before the first step: {evaluation.in_words(split)}")
 
     def _evaluate(self) -> Evaluation | None:
         self.enter("evaluating")
@@ -209,7 +189,7 @@ class Trainer:
         if self.freeze is not None:
             self.freeze.apply(epoch)
 
-    def train_to_epoch_end(self, profiler=None, free_cores: FreeCores | None = None) -> None:
+    def train_to_epoch_end(self, after_step: Sequence[Callable[[], None]] = ()) -> None:
         progress, clock, times = self.progress, self.clock, self.times
         plan, steps_per_epoch = self.plan, self.loader.steps_per_epoch
         epoch, start_step = divmod(progress.step, steps_per_epoch)
@@ -236,11 +216,9 @@ class Trainer:
                 self._show(self._read_sums())
             if self.mixing_control is not None:
                 self.control_mixing(epoch)
-            if profiler is not None:
-                profiler.step()
-                times.mark("other")  # the profiler may have written its trace
-            if free_cores is not None:
-                free_cores.look()
+            for call in after_step:
+                call()
+                times.mark("other")  # a profiler may have written its trace
             if progress.step % plan.log_every == 0:
                 self._log_window()
             if progress.step % steps_per_epoch == 0 or progress.step >= plan.total_steps:
@@ -262,7 +240,9 @@ class Trainer:
         assert self.mixing_control is not None
         reading = self.mixing_control.after_step(self.progress.step)
         if reading is not None:
-            self.log.write_mixing(self._position(), reading)
+            self.log.metrics.write(
+                **self._position(), split="mixing", gap=reading.gap, strength=reading.strength
+            )
             self.prepare(epoch)  # the evaluation has changed the mode of what is frozen, too
             self.times.mark("evaluation")
 
@@ -307,10 +287,10 @@ class Trainer:
         if progress.step % self.loader.steps_per_epoch == 0:
             progress.epoch_sums = self._no_sums()  # else a longer run completes this epoch
         time_share = self.times.fractions()
-        memory = peak_memory(steps.precision.device)
-        log.write_epoch(
-            at, train, lr=steps.learning_rate, speed=self.samples_per_second,
-            time_share=time_share, memory=memory,
+        log.metrics.write(
+            **at, split="train", average_over="epoch", **train, lr=steps.learning_rate,
+            samples_per_second=self.samples_per_second, time_share=time_share,
+            peak_memory_bytes=peak_memory(steps.precision.device),
         )  # fmt: skip
         best, note = False, ""
         if evaluation is not None:
@@ -360,23 +340,9 @@ class Trainer:
     def _read_sums(self) -> dict[str, float]:
         """The objective's sums since the last log line, by name; acts on steps that were left
         out."""
-        steps, progress = self.steps, self.progress
-        sums, left_out = steps.read_sums()
-        self.on_nonfinite.check_scale(steps.loss_scale, progress.step)
-        newly_left_out = left_out.steps - progress.left_out.steps
-        # `first` is that of the whole run, and not of interest where steps may be left out.
-        known = progress.left_out.steps == 0 and self.on_nonfinite.policy == "stop"
-        progress.left_out = left_out
-        if newly_left_out:
-            where = f"step {left_out.first + 1}" if known else f"at step {progress.step}"
-            applied = sums["samples"] > 0
-            self.on_nonfinite.report_or_stop(
-                newly_left_out,
-                where,
-                applied,
-                steps.optimizer,
-                steps.left_out_by,
-            )
+        before = self.progress.left_out
+        sums, self.progress.left_out = self.steps.read_sums()
+        self.on_nonfinite.react(self.steps, before, applied=sums["samples"] > 0)
         return sums
 
     def _log_window(self) -> None:
@@ -389,19 +355,17 @@ class Trainer:
         speed = self.clock.lap()
         self.times.read()
         self.saver.poll()
-        self.log.write_steps(
-            self._position(),
-            sums,
-            lr=steps.learning_rate,
-            speed=speed,
-            left_out=progress.left_out,
-            further=steps.figures(),
-        )
-        self._show(sums, speed)
+        hardware, left_out = self.log.hardware.figures(speed), progress.left_out
+        self.log.metrics.write(
+            **self._position(), split="train", average_over="steps", **figures(sums),
+            lr=steps.learning_rate, samples_per_second=round(speed, 1),
+            skipped_steps=left_out.steps + left_out.by_scaler, **steps.figures(), **hardware,
+        )  # fmt: skip
+        self._show(sums, speed, hardware)
 
-    def _show(self, sums: dict[str, float], speed: float | None = None) -> None:
+    def _show(self, sums, speed: float | None = None, hardware: dict | None = None) -> None:
         left = self.samples_until(self.plan.total_steps) - self.samples_until(self.progress.step)
-        self.log.show(sums, self._position()["epoch"], left, speed)
+        self.log.show(sums, self._position()["epoch"], left, speed, hardware)
 
     def _position(self) -> dict:
         """{"step", "epoch"} of a record in the metrics."""

@@ -15,7 +15,7 @@ from ngd_tools import (
 )
 from torch import nn
 
-from utils.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
+from utils.checkpoints.states import optimizer_tensors, restore_optimizer
 from utils.optim.ngd import optimizer as ngd
 from utils.optim.ngd.optimizer import NGD
 

@@ -1,5 +1,5 @@
 """What happens at the end of a round of local steps: DiLoCo's outer step, and averaged optimizer
-state."""
+state; what --dry_run says of rounds."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from local_runs import assert_same_checkpoint, double_network, parameters_of
 from toy import history, make_trainer, network
 
 from utils.checkpoints.worker_rows import OPTIMIZER
+from utils.training.local.averaging import lengths_text
 
 OUTER = {"lr": 0.7, "momentum": 0.9}
 
@@ -226,3 +227,10 @@ def test_a_run_that_dies_in_an_averaging_goes_on_from_its_checkpoint(tmp_path, m
     again.restore(checkpoint)
     again.fit()
     assert_same_checkpoint(whole.saver.store.load(), again.saver.store.load())
+
+
+def test_a_last_round_that_the_end_of_the_run_cuts_is_told():
+    assert lengths_text([4, 6, 30, 2]) == "H 4 to 30, the last round cut to 2"
+    assert lengths_text([4, 4, 4, 3]) == "H 4, the last round cut to 3"
+    assert lengths_text([4, 6, 30, 5]) == "H 4 to 30"
+    assert lengths_text([4, 4]) == "H 4" and lengths_text([1200]) == "H 1,200"

@@ -1,4 +1,5 @@
-"""What happens when a round of local steps ends: the workers become equal.
+"""What happens when a round of local steps ends, the workers become equal; and where a run stands
+in its rounds.
 
 Each takes the mean of all workers' parameters. With an outer optimizer (DiLoCo) they go on from
 where it steps along the difference that this mean has made in the round.
@@ -6,27 +7,99 @@ where it steps along the difference that this mean has made in the round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from utils.checkpoints.optimizer_state import optimizer_tensors
+from utils.checkpoints.states import optimizer_tensors
 from utils.checkpoints.worker_rows import by_element
+from utils.exchange import Exchange
 from utils.local.optimizer import OuterOptimizer
-from utils.training.local.worker_mean import WorkerMean
+from utils.local.workers import Workers
+from utils.plural import counted
+
+# {its name in a checkpoint: what the outer optimizer calls it}
+OUTER_STATE = {"before": "before", "momentum": "buffers"}
+
+
+class WorkerMean:
+    """Means over the workers, in their order, so that they do not depend on which process trains
+    which worker. All methods are collective, and take a worker's tensors by names that all workers
+    have, for each worker of this process.
+
+    Args:
+        workers: how many there are, and which this process trains.
+        exchange: with the other processes.
+    """
+
+    def __init__(self, workers: Workers, exchange: Exchange):
+        self.workers, self.exchange = workers, exchange
+
+    @torch.no_grad()
+    def average_(self, own: Sequence[dict[str, Tensor]], names: Sequence[str]) -> list[Tensor]:
+        """Overwrites the tensors of these names with their means over all workers. Needs memory for
+        several copies of them while it works.
+
+        Returns:
+            for each worker of this process its squared distance from the mean, relative to the
+            squared norm of the mean, () float64.
+        """
+        zero = own[0][names[0]].new_zeros((), dtype=torch.float64)
+        distances, norm = [zero] * len(own), zero
+        for alike, rows, mean in self._by_dtype(own, names):
+            for tensors in own:
+                targets = [tensors[name] for name in alike]
+                torch._foreach_copy_(targets, _divided(mean, targets))
+            distances = [d + _square(row - mean) for d, row in zip(distances, rows, strict=True)]
+            norm = norm + _square(mean)
+        return [distance / norm for distance in distances]
+
+    @torch.no_grad()
+    def means(self, own: Sequence[dict[str, Tensor]], names: Sequence[str]) -> dict[str, Tensor]:
+        """New tensors: the means over all workers."""
+        found = {}
+        for alike, _, mean in self._by_dtype(own, names):
+            like = [own[0][name] for name in alike]
+            parts = _divided(mean, like)
+            for name, tensor, part in zip(alike, like, parts, strict=True):
+                found[name] = torch.empty_like(tensor).copy_(part)
+        return found
+
+    def rows(self, own: Tensor) -> list[list[float]]:
+        """The numbers of all workers, from those of this process's, (own, n). The host waits."""
+        counts = self.workers.counts
+        padded = own.new_zeros(max(counts), own.shape[1])
+        padded[: len(own)] = own
+        gathered = torch.stack(self.exchange.gather(padded)).tolist()
+        return [row for count, part in zip(counts, gathered, strict=True) for row in part[:count]]
+
+    def _by_dtype(
+        self, own: Sequence[dict[str, Tensor]], names: Iterable[str]
+    ) -> Iterator[tuple[list[str], Tensor, Tensor]]:
+        """For each dtype: (names of its tensors, a row of them for each worker of this process
+        (own, n), their mean over all workers (n,))."""
+        groups: dict[torch.dtype, list[str]] = {}
+        for name in names:
+            groups.setdefault(own[0][name].dtype, []).append(name)
+        for alike in groups.values():
+            rows = torch.stack([torch.cat([t[name].reshape(-1) for name in alike]) for t in own])
+            yield alike, rows, self.exchange.sum_rows(rows, self.workers.counts) / self.workers.size
 
 
 class Averaging:
-    """Args:
-    over_workers: computes the means.
-    parameters: of the model, by name.
-    own: those of each worker of this process; all workers are equal now.
-    optimizers: of each worker of this process.
-    with_state: optimizer state that has a number for each element of a parameter is averaged, too:
-        momentum and Adam's moments. Counters, and what belongs to a whole parameter, as NGD's
-        Fisher matrices do, stay with their worker.
-    make_outer: makes the outer optimizer of a worker's parameters; None: there is none.
+    """Ends a round: makes the workers equal.
+
+    Args:
+        over_workers: computes the means.
+        parameters: of the model, by name.
+        own: those of each worker of this process; all workers are equal now.
+        optimizers: of each worker of this process.
+        with_state: optimizer state that has a number for each element of a parameter is averaged,
+            too: momentum and Adam's moments. Counters, and what belongs to a whole parameter, as
+            NGD's Fisher matrices do, stay with their worker.
+        make_outer: makes the outer optimizer of a worker's parameters; None: there is none.
     """
 
     def __init__(
@@ -108,9 +181,9 @@ class Averaging:
             return None
         state = self.outer.state_dict()
         return {
-            f"{key}/{name}": tensor
-            for key, tensors in (("before", state["before"]), ("momentum", state["buffers"]))
-            for name, tensor in zip(self.parameters, tensors, strict=True)
+            f"{saved}/{name}": tensor
+            for saved, key in OUTER_STATE.items()
+            for name, tensor in zip(self.parameters, state[key], strict=True)
         }
 
     def load_state_dict(self, state: dict[str, Tensor] | None, model: dict[str, Tensor]) -> None:
@@ -123,7 +196,55 @@ class Averaging:
             state |= {f"momentum/{name}": torch.zeros_like(model[name]) for name in self.parameters}
         self.outer.load_state_dict(
             {
-                key: [state[f"{prefix}/{name}"] for name in self.parameters]
-                for prefix, key in (("before", "before"), ("momentum", "buffers"))
+                key: [state[f"{saved}/{name}"] for name in self.parameters]
+                for saved, key in OUTER_STATE.items()
             }
         )
+
+
+def _divided(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """The parts of `flat`, (n,), with the shapes of these tensors."""
+    parts = flat.split([tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+
+
+def _square(values: Tensor) -> Tensor:
+    """The squared norm of (n,), () float64."""
+    return values.norm().double().square()
+
+
+@dataclass
+class Rounds:
+    """Where a run with local steps stands in its rounds."""
+
+    averagings: int = 0  # so far
+    # By them, in units of what DDP sends in a step: 1 for each, and more if optimizer state is
+    # averaged, too.
+    sent: float = 0.0
+    length: int = 0  # H of this round; between two rounds, of the last one; 0: none has begun
+    end: int | None = None  # the step that ends this round; None: the next step begins a round
+    first_step: int = 0  # of the run with local steps; not 0 if it began with another strategy
+    equal: bool = True  # all workers have the same parameters
+
+    def sent_of_ddp(self, step: int) -> float:
+        """What was sent until `step`, relative to DDP in as many steps."""
+        return self.sent / max(1, step - self.first_step)
+
+
+def averagings_text(averagings: int, steps: int, sent_of_ddp: float) -> str:
+    share = f"{100 * sent_of_ddp:.1f} % of DDP's bytes"
+    return f"{counted(averagings, 'averaging')} in {counted(steps, 'step')}: {share}"
+
+
+def lengths_text(lengths: Sequence[int]) -> str:
+    """ "H 4 to 30, the last round cut to 2"."""
+    *others, last = lengths
+    is_cut = bool(others) and last < min(others)  # the run ends before the round would
+    whole = others if is_cut else lengths
+    least, most = min(whole), max(whole)
+    text = f"H {least:,}" if least == most else f"H {least:,} to {most:,}"
+    return f"{text}, the last round cut to {last:,}" if is_cut else text
+
+
+def amount_text(count: float) -> str:
+    return f"{count / 1e9:,.3g} GB" if count >= 1e9 else f"{count / 1e6:,.3g} MB"

@@ -21,13 +21,15 @@ from utils.machine.backends import search_plans
 
 
 class NormStatistics:
-    """Args:
-    model: its BatchNorms have running statistics.
-    logits: (inputs, mixing plan) -> logits: a forward pass of `model`.
-    loaders: of the training split, for each worker of this process.
-    batches: micro-batches from which the statistics are estimated, of all workers.
-    workers: which of them this process has.
-    exchange: with the other processes.
+    """Estimates the running statistics of a model's BatchNorms.
+
+    Args:
+        model: its BatchNorms have running statistics.
+        logits: (inputs, mixing plan) -> logits: a forward pass of `model`.
+        loaders: of the training split, for each worker of this process.
+        batches: micro-batches from which the statistics are estimated, of all workers.
+        workers: which of them this process has.
+        exchange: with the other processes.
     """
 
     def __init__(

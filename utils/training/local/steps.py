@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 
 from utils.checkpoints.checkpoint import Checkpoint
-from utils.checkpoints.random_state import random_states, restore_random_states
+from utils.checkpoints.states import random_states, restore_random_states
 from utils.checkpoints.worker_rows import of_worker, of_workers
 from utils.data.batch import Batch
 from utils.data.loader import Loader
@@ -29,11 +29,15 @@ from utils.local.rules import SyncRule, simulate
 from utils.local.workers import Workers
 from utils.plural import counted
 from utils.training.guard import Guard
-from utils.training.local.averaging import Averaging
-from utils.training.local.in_turn import in_turn
+from utils.training.local.averaging import (
+    Averaging,
+    Rounds,
+    WorkerMean,
+    amount_text,
+    averagings_text,
+    lengths_text,
+)
 from utils.training.local.norm_statistics import NormStatistics
-from utils.training.local.rounds import Rounds, amount_text, averagings_text, lengths_text
-from utils.training.local.worker_mean import WorkerMean
 from utils.training.progress import LeftOut, Progress
 from utils.training.steps import Steps
 from utils.training.train_step import StepParts, TrainStep
@@ -45,33 +49,24 @@ MOST = 2.0
 
 @dataclass
 class Worker:
-    """Attributes:
-    number: among all workers of the run, from 0.
-    step: takes its optimizer steps; as a process alone does.
-    tensors: its parameters and buffers by name: the memory that the model uses in its turn.
-    distance: from the mean at the last averaging, squared, relative to the squared norm of the
-        mean; () float64.
-    random: its random states, outside its turn.
-    """
+    """A worker of this process, and what is its own."""
 
-    number: int
-    step: TrainStep
+    number: int  # among all workers of the run, from 0
+    step: TrainStep  # takes its optimizer steps; as a process alone does
+    # Its parameters and buffers by name: the memory that the model uses in its turn.
     tensors: dict[str, Tensor]
+    # From the mean at the last averaging, squared, relative to the squared norm of the mean; ()
+    # float64.
     distance: Tensor
-    random: dict | None = None
+    random: dict | None = None  # its random states, outside its turn
 
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of the workers, by the names of `Worker.tensors`.
+    """The mean of the workers, by the names of `Worker.tensors`."""
 
-    Attributes:
-        model: parameters and buffers.
-        average: the same of the moving average; None: there is none.
-    """
-
-    model: dict[str, Tensor]
-    average: dict[str, Tensor] | None
+    model: dict[str, Tensor]  # parameters and buffers
+    average: dict[str, Tensor] | None  # the same of the moving average; None: there is none
 
     @property
     def evaluated(self) -> dict[str, Tensor]:
@@ -272,15 +267,12 @@ class LocalSteps(Steps):
         names += [
             name for name, t in own[0].items() if name not in parameters and t.is_floating_point()
         ]
-        model = own[0] | self._over_workers.means(own, names)
-        mean = Mean(model, None)
+        model, average = own[0] | self._over_workers.means(own, names), None
         if averages:
-            trained = [
-                name
-                for name in averages[0]
-                if name not in parameters or parameters[name].requires_grad
-            ]
-            mean = Mean(model, model | averages[0] | self._over_workers.means(averages, trained))
+            frozen = {name for name, p in parameters.items() if not p.requires_grad}
+            trained = [name for name in averages[0] if name not in frozen]
+            average = model | averages[0] | self._over_workers.means(averages, trained)
+        mean = Mean(model, average)
         if self.statistics is not None:
             with self.holding(mean.evaluated):
                 self.statistics.estimate(self.progress.step)
@@ -296,22 +288,19 @@ class LocalSteps(Steps):
 
     def read_sums(self) -> tuple[dict[str, float], LeftOut]:
         """The sums are of all workers."""
-        of_workers = [
-            torch.cat([w.step.window, w.step.guard.left_out.double(), w.distance.view(1)])
-            for w in self.own
-        ]
-        scales = [worker.step.loss_scale for worker in self.own]
-        if scales[0] is not None:
-            of_workers = [
-                torch.cat([row, row.new_tensor([scale])])
-                for row, scale in zip(of_workers, scales, strict=True)
-            ]
+        of_workers = []
+        for worker in self.own:
+            step, distance = worker.step, worker.distance.view(1)
+            values = [step.window, step.guard.left_out.double(), distance]
+            if (scale := step.loss_scale) is not None:
+                values.append(distance.new_tensor([scale]))
+            of_workers.append(torch.cat(values))
         count = len(self.sum_names)
         rows = self._over_workers.rows(torch.stack(of_workers))  # [worker][value]
         sums = dict(zip(self.sum_names, map(math.fsum, zip(*rows, strict=True)), strict=False))
         left_out = [LeftOut(*map(int, row[count : count + 3])) for row in rows]
         self.distance = math.sqrt(math.fsum(row[count + 3] for row in rows) / len(rows))
-        self._loss_scale = None if scales[0] is None else min(row[-1] for row in rows)
+        self._loss_scale = None if scale is None else min(row[-1] for row in rows)
         steps = [each.steps for each in left_out]
         new = [i + 1 for i, n in enumerate(steps) if n > self._left_out[i]]
         numbers = ", ".join(map(str, new))
@@ -339,13 +328,17 @@ class LocalSteps(Steps):
         }
 
     def note(self) -> str:
-        note = f"; {self.rounds.note(self.progress.step)}"
+        rounds, sent = self.rounds, 100 * self.rounds.sent_of_ddp(self.progress.step)
+        note = f"; {counted(rounds.averagings, 'averaging')}, H {rounds.length:,}, "
+        note += f"{sent:.1f} % of DDP's bytes"
         if self.distance:
             note += f", workers {100 * self.distance:.2g} % from their mean"
         return note
 
     def summary(self) -> str:
-        return self.rounds.summary(self.progress.step)
+        rounds, step = self.rounds, self.progress.step
+        steps = step - rounds.first_step
+        return averagings_text(rounds.averagings, steps, rounds.sent_of_ddp(step))
 
     def forecast(self) -> list[str]:
         """Averagings, and what they send."""
@@ -441,3 +434,30 @@ class LocalSteps(Steps):
             source = f"the mean of {counted(len(saved), 'worker')}" if saved else "one model"
             starts = "starts" if size == 1 else "start"
             self.say(f"step {step} is of {source}: {counted(size, 'worker')} {starts} from it")
+
+
+def in_turn(
+    loader: Loader, numbers: Sequence[int], epoch: int, start_step: int = 0
+) -> Generator[Batch]:
+    """The batches of several workers that one process trains in turn, of an epoch from optimizer
+    step `start_step` on: in each step all micro-batches of the first worker, then all of the next
+    one, and so on. The last of a step is that of the last worker.
+
+    Args:
+        loader: cuts steps into as many parts as there are workers, of all processes.
+        numbers: of this process's workers.
+    """
+    with contextlib.ExitStack() as stack:
+        streams = []
+        for number in numbers:
+            own = loader.of_rank(number)
+            own.turns = len(numbers)
+            streams.append(stack.enter_context(contextlib.closing(own.epoch(epoch, start_step))))
+        for _ in range(start_step, loader.steps_per_epoch):
+            for worker, stream in enumerate(streams):
+                is_last = worker == len(streams) - 1
+                for batch in stream:
+                    ends = batch.ends_step
+                    yield batch._replace(worker=worker, ends_step=ends and is_last)
+                    if ends:
+                        break

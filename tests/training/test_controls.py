@@ -3,7 +3,7 @@
 import torch
 from toy import history, make_trainer, network
 
-from utils.training.freeze import Freeze
+from utils.training.controls import Freeze
 
 HEAD = "7"  # the last layer of toy.network
 

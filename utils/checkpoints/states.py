@@ -1,5 +1,8 @@
-"""The state of an optimizer under the names of its parameters."""
+"""The states of an optimizer and of the random generators, as checkpoints hold them: tensors under
+the names of parameters, and JSON."""
 
+import base64
+import hashlib
 import itertools
 
 import torch
@@ -95,3 +98,38 @@ def restore_optimizer(
                 value = value.clone()  # the checkpoint's must not change
         state.setdefault(number_of[name], {})[entry] = value
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def random_states() -> dict[str, str]:
+    """Of this process: the weights at the start, dropout and stochastic depth draw from PyTorch's
+    generators; order and augmentation follow from seed, epoch and step."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return {
+        name: base64.b64encode(state.numpy().tobytes()).decode() for name, state in states.items()
+    }
+
+
+def restore_random_states(states: list[dict] | dict, rank: int = 0, step: int = 0) -> None:
+    """Restores this rank's entry. A rank without one is seeded by a hash of the seed of the
+    last torch.manual_seed, the step and its rank.
+
+    Args:
+        states: what `random_states` returned on each rank; a dict: of a single process (from older
+            checkpoints).
+        step: at which they were saved.
+    """
+    if isinstance(states, dict):
+        states = [states]
+    if rank >= len(states):
+        name = f"{torch.initial_seed()}/{step}/{rank}"
+        torch.manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]))
+        return
+    restored = {
+        name: torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+        for name, text in states[rank].items()
+    }
+    torch.set_rng_state(restored["cpu"])
+    if "cuda" in restored and torch.cuda.is_available():
+        torch.cuda.set_rng_state(restored["cuda"])
