@@ -22,7 +22,7 @@ from utils.data.images.loader import ImageLoader
 from utils.data.worker_process import is_map
 from utils.data.workers import WorkerPool
 from utils.errors import UserError
-from utils.training.local.steps import in_turn
+from utils.training.local.steps import in_turn, loaders_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SHM = Path(shared_ring.FOLDER)
@@ -79,13 +79,13 @@ def test_loaders_in_turn_drop_nothing(images, make_pool, monkeypatch):
     pool, sent = make_pool(2), []
     send = pool._send
     monkeypatch.setattr(pool, "_send", lambda worker, job: sent.append(job) or send(worker, job))
-    train = make_loader(images, pool, accumulation=2, ranks=2)
-    plain = make_loader(images, None, accumulation=2, ranks=2)
+    train = loaders_of(make_loader(images, pool, accumulation=2, ranks=2), [0, 1])
+    plain = loaders_of(make_loader(images, None, accumulation=2, ranks=2), [0, 1])
     for epoch in range(2):
-        assert_same(in_turn(train, [0, 1], epoch), in_turn(plain, [0, 1], epoch))
+        assert_same(in_turn(train, epoch), in_turn(plain, epoch))
     val, plain_val = make_loader(images, pool), make_loader(images, None)
     assert_same(val.epoch(), plain_val.epoch())
-    assert len(sent) == 2 * len(list(in_turn(plain, [0, 1], 0))) + len(list(plain_val.epoch()))
+    assert len(sent) == 2 * len(list(in_turn(plain, 0))) + len(list(plain_val.epoch()))
 
 
 def read_ahead(pool, images) -> int:

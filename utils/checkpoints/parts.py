@@ -70,7 +70,7 @@ def load(parts: Sequence[Part], checkpoint: Checkpoint) -> None:
 def _rows(
     tensors: dict[str, Tensor], of_parameters: dict[str, Rows], parameters: dict[str, Tensor]
 ) -> dict[str, Rows]:
-    """Of the tensors that are divided like their parameter."""
+    """{name: rows} of the tensors that are divided like their parameter."""
     found = {}
     for name, tensor in tensors.items():
         parameter, entry = (name, "") if name in of_parameters else name.rpartition("/")[::2]

@@ -39,22 +39,28 @@ def row(rows: dict[str, Tensor], prefix: str, number: int) -> dict[str, Tensor]:
 
 
 def of_workers(own: Sequence[Checkpoint], workers: Workers, exchange: Exchange) -> Checkpoint:
-    """The checkpoint of a run, without a model as yet, from those of this process's workers, each
-    as that of a process alone whose state has OF_EACH. Collective."""
+    """Combines the workers' checkpoints into one, whose model is still empty. Collective.
+
+    Args:
+        own: of this process's workers, as a TrainStep takes them, with OF_EACH in the state.
+    """
+    assert all(each.parts.keys() <= {"model", "average", "optimizer"} for each in own)
     tensors = [
         {f"{part}/{name}": t for part, found in each.parts.items() for name, t in found.items()}
         for each in own
     ]
-    gathered = exchange.gather_json(
-        [[each.state, sorted(t)] for each, t in zip(own, tensors, strict=True)]
+    mine = [{key: each.state[key] for key in (*OF_EACH, "random")} for each in own]
+    gathered = exchange.gather_json([mine, [sorted(each) for each in tensors]])
+    states, names = (
+        [x for process in each for x in process] for each in zip(*gathered, strict=True)
     )
-    states, names = zip(*(told for process in gathered for told in process), strict=True)
     # A worker whose first step was left out has no optimizer state yet: then all start anew.
     common = set.intersection(*map(set, names))
     rows = {
         name: _stacked([each[name] for each in tensors]) for name in tensors[0] if name in common
     }
-    state = {key: states[0][key] for key in ("format", "optimizer", "schedule", "scaler")} | {
+    state = {key: own[0].state[key] for key in ("format", "schedule")} | {
+        **{key: states[0][key] for key in ("optimizer", "scaler")},
         "random": [random for each in states for random in each["random"]],
         "workers": [{key: each[key] for key in OF_EACH} for each in states],
     }
@@ -71,8 +77,10 @@ def of_workers(own: Sequence[Checkpoint], workers: Workers, exchange: Exchange) 
 
 
 def of_worker(checkpoint: Checkpoint, number: int, size: int) -> Checkpoint:
-    """What worker `number` of `size` has to restore, as the checkpoint of a process alone. If the
-    checkpoint is of another strategy, or of another number of workers, all start from its model.
+    """What worker `number` of `size` has to restore, as the checkpoint of a process alone.
+
+    Args:
+        checkpoint: of as many workers, or, if all are to start from its model, from `as_one_model`.
     """
     state, rows = checkpoint.state, checkpoint.parts.get("workers", {})
     saved, progress = state.get("workers", []), {"step": checkpoint.step}
@@ -82,9 +90,8 @@ def of_worker(checkpoint: Checkpoint, number: int, size: int) -> Checkpoint:
         average = row(rows, AVERAGE, number)
         progress |= {"window_sums": own["window"], "left_out": own["left_out"]}
     else:
-        one = as_one_model(checkpoint)
-        own, model, optimizer = state, one.model, one.parts["optimizer"]
-        average = one.parts.get("average", {})
+        own, model, optimizer = state, checkpoint.model, checkpoint.parts["optimizer"]
+        average = checkpoint.parts.get("average", {})
         if saved:  # they were other workers
             own = saved[number % len(saved)]
             optimizer = row(rows, OPTIMIZER, number % len(saved)) | by_element(optimizer, model)

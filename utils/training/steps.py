@@ -52,6 +52,10 @@ class Steps(ABC):
         the order in which it trains them."""
         return loader.epoch(epoch, start_step)
 
+    def largest(self, loader: Loader) -> int:
+        """An n such that none of these micro-batches takes more memory than `loader.trial(n)`."""
+        return loader.largest()
+
     @abstractmethod
     def start(self) -> None:
         """To be called before the first step."""

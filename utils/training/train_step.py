@@ -6,14 +6,16 @@ Only `read_sums` and `loss_scale` wait for the device.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
+from utils.checkpoints import parts
 from utils.checkpoints.checkpoint import Checkpoint
-from utils.checkpoints.parts import Part, load, take
+from utils.checkpoints.parts import Part
 from utils.checkpoints.states import (
     optimizer_tensors,
     random_states,
@@ -152,19 +154,20 @@ class TrainStep(Steps):
 
     def snapshot(self) -> Checkpoint:
         step, parameters = self.progress.step, self.strategy.parameters
-        return take(self._saved_parts(), step, parameters, self.exchange)
+        return parts.take(self._saved_parts(), step, parameters, self.exchange)
 
     def restore(self, checkpoint: Checkpoint, worker: int | None = None) -> None:
         """`worker`: whose random state is restored; None: this rank's."""
-        load(self._saved_parts(worker), checkpoint)
+        parts.load(self._saved_parts(worker), checkpoint)
 
     def _saved_parts(self, worker: int | None = None) -> list[Part]:
         """All that a step changes, in the order in which it is restored."""
         strategy, optimizer, schedule = self.strategy, self.optimizer, self.schedule
         scaler, average, meta, exchange = self.scaler, self.average, self.meta, self.exchange
         names = {parameter: name for name, parameter in strategy.parameters.items()}
+        of_optimizer = functools.cache(lambda: optimizer_tensors(optimizer, names))
         member = exchange.rank if worker is None else worker
-        parts = [
+        found = [
             Part("progress", self._load_progress, values=lambda: asdict(self.progress)),
             Part("model", lambda saved: strategy.load(saved.model), strategy.tensors, divided=True),
             Part(
@@ -172,8 +175,8 @@ class TrainStep(Steps):
                 lambda saved: restore_optimizer(
                     optimizer, names, saved.parts["optimizer"], saved.state["optimizer"], exchange
                 ),
-                tensors=lambda: optimizer_tensors(optimizer, names)[0],
-                values=lambda: optimizer_tensors(optimizer, names)[1],
+                tensors=lambda: of_optimizer()[0],
+                values=lambda: of_optimizer()[1],
                 divided=True,
             ),
             Part(
@@ -189,30 +192,31 @@ class TrainStep(Steps):
             ),
         ]
         if average is not None:  # one that was not saved starts from the weights
-            parts += [
+            found.append(
                 Part(
                     "average",
                     lambda saved: average.load_state_dict(saved.weights),
                     tensors=average.state_dict,
                     divided=True,
                 )
-            ]
+            )
         if meta is not None and meta.state_dict():  # of the form "sample" it has no state
-            parts.append(
+            found.append(
                 Part(
                     "mixup",
                     lambda saved: meta.load_state_dict(saved.parts.get("mixup", {})),
                     tensors=meta.state_dict,
                 )
             )
-        return parts
+        return found
 
     def _load_scaler(self, saved: Checkpoint) -> None:
         if self.scaler.is_enabled() and saved.state["scaler"]:
             self.scaler.load_state_dict(saved.state["scaler"])
 
     def _load_progress(self, saved: Checkpoint) -> None:
-        """With the sums since the last log line; one that is not among them begins."""
+        """Also restores the sums since the last log line; one that the checkpoint lacks starts at
+        0."""
         self.progress.load(saved.state["progress"])
         if self.exchange.rank == 0:  # they are totals over all ranks, so one rank restores them
             sums = [self.progress.window_sums.get(name, 0.0) for name in self.sum_names]

@@ -34,7 +34,7 @@ class TrainingPlan:
     """How long a run trains, and what it does when."""
 
     total_steps: int  # optimizer steps of the whole run
-    limit: str = "--epochs"  # the flag that says so
+    limit: str = "--epochs"  # the flag that sets `total_steps`
     eval_split: str = "test"  # what is evaluated: "val", which decides the best step, or "test"
     eval_every: int = 1  # epochs between evaluations; 0: none
     eval_on_start: bool = False  # evaluate before the first step, too
@@ -95,7 +95,7 @@ class Trainer:
         )
         searches = device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
         # Samples of the micro-batches for which cuDNN searches plans; None: it does not.
-        self.searched_samples = loader.largest() if searches else None
+        self.searched_samples = steps.largest(loader) if searches else None
 
     # ---- one step ---------------------------------------------------------------------------
 

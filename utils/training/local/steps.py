@@ -19,7 +19,7 @@ from torch import Tensor
 
 from utils.checkpoints.checkpoint import Checkpoint
 from utils.checkpoints.states import random_states, restore_random_states
-from utils.checkpoints.worker_rows import of_worker, of_workers
+from utils.checkpoints.worker_rows import as_one_model, of_worker, of_workers
 from utils.data.batch import Batch
 from utils.data.loader import Loader
 from utils.distributed.strategies.base import Strategy
@@ -128,6 +128,7 @@ class LocalSteps(Steps):
         self._pending = False  # the active worker has passes whose update is to come
         self._samples, self._share = 0, 0.0  # in these passes, and what each worker would have
         self._mean: Mean | None = None  # of this step
+        self._loaders: list[Loader] | None = None  # that of the run, and those of the workers
         # As of the last `read_sums`:
         self._left_out = [0] * workers.size  # steps of each worker
         self.left_out_by = ""  # names those that had left out further ones
@@ -164,8 +165,16 @@ class LocalSteps(Steps):
     # ---- a step ---------------------------------------------------------------------------------
 
     def batches(self, loader: Loader, epoch: int, start_step: int = 0) -> Generator[Batch]:
-        """`loader`: cuts steps into as many parts as there are workers, of all processes."""
-        return in_turn(loader, self.workers.own, epoch, start_step)
+        return in_turn(self._loaders_of(loader), epoch, start_step)
+
+    def largest(self, loader: Loader) -> int:
+        return max(each.largest() for each in self._loaders_of(loader))
+
+    def _loaders_of(self, loader: Loader) -> list[Loader]:
+        """Made once, as they keep open what they read from."""
+        if self._loaders is None or self._loaders[0] is not loader:
+            self._loaders = [loader, *loaders_of(loader, self.workers.own)]
+        return self._loaders[1:]
 
     def start(self) -> None:
         for worker in self.own:
@@ -393,7 +402,7 @@ class LocalSteps(Steps):
         return saved
 
     def _snapshot(self, worker: Worker) -> Checkpoint:
-        """See `of_workers`."""
+        """What a worker has of its own, as `of_workers` takes it."""
         step = worker.step
         with self.holding(worker.tensors):
             saved = step.snapshot()
@@ -414,6 +423,7 @@ class LocalSteps(Steps):
         state, size, step = checkpoint.state, self.workers.size, checkpoint.step
         saved, rounds = state.get("workers", []), state.get("local", {})
         same = len(saved) == size
+        checkpoint = checkpoint if same else as_one_model(checkpoint)
         self.progress.load(state["progress"])
         self.averaging.load_state_dict(checkpoint.parts.get("outer"), checkpoint.model)
         for worker in reversed(self.own):
@@ -436,24 +446,20 @@ class LocalSteps(Steps):
             self.say(f"step {step} is of {source}: {counted(size, 'worker')} {starts} from it")
 
 
-def in_turn(
-    loader: Loader, numbers: Sequence[int], epoch: int, start_step: int = 0
-) -> Generator[Batch]:
-    """The batches of several workers that one process trains in turn, of an epoch from optimizer
-    step `start_step` on: in each step all micro-batches of the first worker, then all of the next
-    one, and so on. The last of a step is that of the last worker.
+def in_turn(loaders: Sequence[Loader], epoch: int, start_step: int = 0) -> Generator[Batch]:
+    """Yields the micro-batches of an epoch, from optimizer step `start_step` on, of several workers
+    that one process trains in turn: in each step all of the first worker, then all of the next one,
+    and so on. Only the last one of the last worker ends the step.
 
     Args:
-        loader: cuts steps into as many parts as there are workers, of all processes.
-        numbers: of this process's workers.
+        loaders: of the workers, from `loaders_of`.
     """
     with contextlib.ExitStack() as stack:
-        streams = []
-        for number in numbers:
-            own = loader.of_rank(number)
-            own.turns = len(numbers)
-            streams.append(stack.enter_context(contextlib.closing(own.epoch(epoch, start_step))))
-        for _ in range(start_step, loader.steps_per_epoch):
+        streams = [
+            stack.enter_context(contextlib.closing(loader.epoch(epoch, start_step)))
+            for loader in loaders
+        ]
+        for _ in range(start_step, loaders[0].steps_per_epoch):
             for worker, stream in enumerate(streams):
                 is_last = worker == len(streams) - 1
                 for batch in stream:
@@ -461,3 +467,12 @@ def in_turn(
                     yield batch._replace(worker=worker, ends_step=ends and is_last)
                     if ends:
                         break
+
+
+def loaders_of(loader: Loader, numbers: Sequence[int]) -> list[Loader]:
+    """The loaders of these workers; `loader` cuts steps into as many parts as there are workers, of
+    all processes."""
+    loaders = [loader.of_rank(number) for number in numbers]
+    for each in loaders:
+        each.turns = len(loaders)
+    return loaders
