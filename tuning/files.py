@@ -89,8 +89,9 @@ class Journal(JournalFileBackend):
 
 class _JournalLock:
     """Optuna's own locks are left behind when their holder is killed, and others then wait for half
-    a minute; and nothing is read after an incomplete line, which a kill or a full disk leaves. This
-    lock cuts such a line off, before the next one is written and after one that did not fit."""
+    a minute; and Optuna reads nothing after an incomplete line, which a kill or a full disk leaves.
+    This lock cuts such a line off, before the next one is written and after one that did not fit.
+    """
 
     def __init__(self, path: Path):
         self.path = path

@@ -181,8 +181,9 @@ def _slice(axis, trials, parameter: Parameter, rungs: list[Rung], chosen: int) -
         axis.set_xscale("log")
     if choices:
         axis.set_xticks(range(len(choices)), [str(choice) for choice in choices])
-    of = " (fraction of the epochs)" if parameter.of_epochs else ""
-    axis.set_xlabel(f"{key}{of}")
+    notes = ["fraction of the epochs"] if parameter.of_epochs else []
+    notes += [f"{name} {', '.join(map(str, are))}" for name, are in parameter.when.items()]
+    axis.set_xlabel(f"{key}" + f" ({'; '.join(notes)})" * bool(notes))
     axis.grid(alpha=0.3)
 
 

@@ -85,7 +85,7 @@ def load_space(
             one = _Range(name, key, where, part, known)
             its_own = "default" in part and not one.of_epochs and name not in raw
             if its_own and one.holds(effective(config_class, raw)):
-                raw[name] = one.value(part["default"], "default")
+                raw[name] = convert(known[name], part["default"], f"{where}: default")
             ranges.append(one)
     effective(config_class, raw).validate()
     made = _reachable(ranges, config_class, raw)

@@ -199,11 +199,7 @@ def end_process(code: int) -> NoReturn:
     A launched process ends without Python's own shutdown: threads of PyTorch's process groups still
     run then, and one that calls into Python would abort the process.
     """
-    try:
-        alone = launched() is None
-    except UserError:
-        alone = True
-    if alone:
+    if not _is_launched():
         sys.exit(code)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -223,8 +223,15 @@ def test_flags_that_agree_with_the_environment_are_not_used():
     assert told(ALONE, "--world_size=", "--host=") is None  # =$NAME of a variable that is not set
     assert take_launch_flags(["pictures", "--gpu_ids", "0", "1"], ()) == (
         ["pictures"],
-        {"gpu_ids": ["0", "1"]},
+        {"gpu_ids": ["0,1"]},
     )
+    assert take_launch_flags(["--gpu-ids", "0", "1", "pictures"], ()) == (
+        ["pictures"],
+        {"gpu_ids": ["0,1"]},
+    )
+    assert take_launch_flags(["--gpu_ids", "", "pictures"], ()) == (["pictures"], {})
+    assert told(ALONE, "--gpu_ids", "0,") and told(TWO, "--gpu_ids", "0, 1")
+    assert told(ALONE, "--gpu_ids", "2,3", visible="2, 3")
     assert told(ALONE, "--host=") is None  # --host=$HOST where that is not set
 
 

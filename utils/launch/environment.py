@@ -9,6 +9,7 @@ Nothing here imports PyTorch: a worker needs this before anything else.
 import argparse
 import ctypes
 import os
+import re
 import signal
 import sys
 from collections.abc import Collection
@@ -120,8 +121,12 @@ def take_launch_flags(
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in FLAGS:
         if name not in known:
-            number = "+" if name == "gpu_ids" else 1
-            parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs=number)
+            parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs=1)
+    argv = [*argv]
+    for at in range(len(argv) - 1, 0, -1):  # ids in words of their own are joined with the first
+        if argv[at - 1] in ("--gpu_ids", "--gpu-ids"):
+            while at + 1 < len(argv) and argv[at + 1].replace(",", "").isdigit():
+                argv[at] += "," + argv.pop(at + 1)
     try:
         found, left = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
@@ -155,15 +160,19 @@ def check_launch_flags(
             f"processes by NPROC={number} bash run_distributed.sh, torchrun, srun or mpirun, or "
             "set RANK and WORLD_SIZE in each"
         )
-    ids = ",".join(flags.get("gpu_ids", [])).replace(" ", "")
+    ids, visible = (
+        ",".join(part for part in re.split(r"[,\s]+", text) if part)
+        for text in (*flags.get("gpu_ids", [""]), visible or "")
+    )
     # Each process takes the GPU with its local rank.
     sizes = {place.local_world_size, place.world_size} if place else {1}
     used = [",".join(map(str, range(number))) for number in sizes if number]
+    if ids == "-1":
+        raise UserError("--gpu_ids -1: --device cpu trains without a GPU")
     if ids not in ("", visible, *used):
         start = "bash run_distributed.sh ..." if "," in ids else "python ..."
         raise UserError(
-            f"--gpu_ids {ids}: the environment chooses GPUs: CUDA_VISIBLE_DEVICES={ids} {start}; "
-            "--device cpu trains without"
+            f"--gpu_ids {ids}: the environment chooses GPUs: CUDA_VISIBLE_DEVICES={ids} {start}"
         )
     unused = [f"--{name}" for name in FLAGS if name in flags and name != "local_rank"]
     if not unused:

@@ -27,7 +27,9 @@ CONVERTERS = ("checkpoint_filter_fn", "_filter_fn", "pretrained_filter_fn")
 SET_BY = {
     "patch_size": "--patch_size", "depth": "--layers", "embed_dim": "--dim", "num_heads": "--heads",
     "mlp_ratio": "--ffn", "global_pool": "--pooling", "class_token": "--pooling",
-    "img_size": "--image_size", "in_chans": "the pictures", "num_classes": "the data's classes",
+    "img_size": "--image_size", "layers": "--layers", "dim": "--dim", "heads": "--heads",
+    "ffn": "--ffn", "pooling": "--pooling", "in_chans": "the pictures",
+    "num_classes": "the data's classes",
 }  # fmt: skip
 
 

@@ -30,6 +30,8 @@ class Lookahead(Optimizer):
         optimizer: must honour `found_inf` if that is ever set.
         k: steps between two synchronisations, 1 or more.
         alpha: how far the slow weights move, in (0, 1]; 1 is the same as `optimizer` alone.
+
+    Hooks on saving and loading are not called: register them at `optimizer`.
     """
 
     found_inf: Tensor | None = None

@@ -116,7 +116,8 @@ def _from_url(url: str, flag: str) -> dict:
     except Exception as error:  # network, disk, checksum or unpickler
         if cached.exists():
             raise UserError(
-                f"{cached} is damaged: remove it, and it will be downloaded again"
+                f"{cached} cannot be read ({one_line(error, 200)}): if it is damaged, remove it, "
+                "and it will be downloaded again"
             ) from error
         raise UserError(
             f"{flag}: cannot download {url}: {network_cause(error)}; download it elsewhere and "

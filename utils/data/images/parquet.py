@@ -16,6 +16,7 @@ read as `--dataset tar` is: as fast, with as little memory, for the disk space o
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -29,7 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from utils.data.cache_folder import progress_bar, remove_abandoned, temporary_folder
+from utils.data.cache_folder import LOCK, progress_bar, remove_abandoned, temporary_folder
 from utils.data.images.csv_lists import LABEL_NAMES
 from utils.data.images.encoded_data import load_encoded
 from utils.data.images.image_data import ImageData, PictureRequest
@@ -187,13 +188,18 @@ def _unpack_all(
     folder = Path(os.path.abspath(request.cache_dir)) / f"parquet-{place}"
     files = [name for split in names.values() for name in split]
     unpacked = {name: folder / _unpacked_name(root, name, columns) for name in files}
-    if todo := {root / name: path for name, path in unpacked.items() if not path.exists()}:
+    if not all(path.exists() for path in unpacked.values()):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            remove_abandoned(folder)
-            _check_space(folder, root, todo)
-            _unpack(todo, columns, request)
-            sync_folder(folder)
+            with open(folder / LOCK, "ab") as lock:
+                with contextlib.suppress(OSError):  # without locks each process unpacks all
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                remove_abandoned(folder)
+                todo = {root / name: path for name, path in unpacked.items() if not path.exists()}
+                _check_space(folder, root, todo)
+                if todo:  # else another process has unpacked them meanwhile
+                    _unpack(todo, columns, request)
+                    sync_folder(folder)
         except OSError as error:
             raise UserError(
                 f"cannot unpack pictures into {folder}: {reason(error)}; choose another folder "

@@ -9,7 +9,6 @@ the same JSON.
 import json
 import os
 import re
-import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -28,8 +27,8 @@ from tokenizers import (
     processors,
     trainers,
 )
-from tqdm import tqdm
 
+from utils.data.cache_folder import progress_bar
 from utils.data.texts.files import reading
 from utils.data.texts.sources import MAX_TOKENS
 from utils.errors import UserError, one_line
@@ -157,13 +156,10 @@ def encode(
     start = [cls_id(tokenizer)]
     offsets = np.zeros(len(texts) + 1, np.int64)
     pieces = []
-    terminal = sys.stderr.isatty()
-    if described and not terminal:
-        print(f"encoding {len(texts):,} {described}, once", file=sys.stderr)
     tokenizer.encode_special_tokens = True
-    with tqdm(
-        desc=f"encoding {described}", total=len(texts), unit=" texts",
-        disable=not (described and terminal), leave=False,
+    with progress_bar(
+        bool(described), f"encoding {len(texts):,} {described}, once",
+        desc=f"encoding {described}", total=len(texts), unit=" texts", leave=False,
     ) as bar:  # fmt: skip
         for first in range(0, len(texts), CHUNK):
             chunk = list(texts[first : first + CHUNK])
