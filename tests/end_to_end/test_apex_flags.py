@@ -19,13 +19,13 @@ TINY = [
 def inputs_of_kept(monkeypatch) -> list[torch.dtype]:
     """The dtypes of the tensors that modules kept in float32 were given."""
     seen = []
-    convert = keep_fp32._to_float32
+    convert = keep_fp32.in_float32
 
     def noted(tensor):
         seen.append(tensor.dtype)
         return convert(tensor)
 
-    monkeypatch.setattr(keep_fp32, "_to_float32", noted)
+    monkeypatch.setattr(keep_fp32, "in_float32", noted)
     return seen
 
 
