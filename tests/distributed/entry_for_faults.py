@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 
-from utils.entry import end_process
+from utils.entry import Entry, end_process
 
 entry = importlib.import_module(os.environ.get("ENTRY", "resnet50_test"))
 Settings = entry.Settings
@@ -141,11 +141,8 @@ def model_name(settings) -> str:
     note(pid=os.getpid())
     Phase("beginning")()
     install()
-    return real_model_name(settings)
+    return entry.model_name(settings)
 
-
-real_model_name = entry.model_name
 
 if __name__ == "__main__":
-    entry.model_name = model_name
-    end_process(entry.main())
+    end_process(Entry(Settings, entry.build_model, model_name, entry.__doc__).main())
