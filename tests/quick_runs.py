@@ -5,6 +5,7 @@ import signal
 import sys
 
 import pytest
+import torch
 
 from utils.data.images import shapes
 from utils.data.texts import headlines
@@ -24,16 +25,18 @@ def quick(patch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def handlers_put_back():
-    """Restores the signal handlers at the end."""
+    """Restores the signal handlers at the end, and what --deterministic has changed."""
     kinds = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM
     before = {number: signal.getsignal(number) for number in kinds}
     unraisable = sys.unraisablehook
+    deterministic = torch.are_deterministic_algorithms_enabled()
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         sys.unraisablehook = unraisable
+        torch.use_deterministic_algorithms(deterministic)
 
 
 def raise_in_step(patch: pytest.MonkeyPatch, step: int, *signums: int) -> None:
