@@ -22,7 +22,7 @@ from utils.data.images.loader import ImageLoader
 from utils.data.worker_process import is_map
 from utils.data.workers import WorkerPool
 from utils.errors import UserError
-from utils.training.local.steps import in_turn, loaders_of
+from utils.training.local.in_turn import in_turn, loaders_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SHM = Path(shared_ring.FOLDER)

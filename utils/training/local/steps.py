@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 import torch
@@ -37,6 +37,7 @@ from utils.training.local.averaging import (
     averagings_text,
     lengths_text,
 )
+from utils.training.local.in_turn import in_turn, loaders_of
 from utils.training.local.norm_statistics import NormStatistics
 from utils.training.progress import LeftOut, Progress
 from utils.training.steps import Steps
@@ -444,35 +445,3 @@ class LocalSteps(Steps):
             source = f"the mean of {counted(len(saved), 'worker')}" if saved else "one model"
             starts = "starts" if size == 1 else "start"
             self.say(f"step {step} is of {source}: {counted(size, 'worker')} {starts} from it")
-
-
-def in_turn(loaders: Sequence[Loader], epoch: int, start_step: int = 0) -> Generator[Batch]:
-    """Yields the micro-batches of an epoch, from optimizer step `start_step` on, of several workers
-    that one process trains in turn: in each step all of the first worker, then all of the next one,
-    and so on. Only the last one of the last worker ends the step.
-
-    Args:
-        loaders: of the workers, from `loaders_of`.
-    """
-    with contextlib.ExitStack() as stack:
-        streams = [
-            stack.enter_context(contextlib.closing(loader.epoch(epoch, start_step)))
-            for loader in loaders
-        ]
-        for _ in range(start_step, loaders[0].steps_per_epoch):
-            for worker, stream in enumerate(streams):
-                is_last = worker == len(streams) - 1
-                for batch in stream:
-                    ends = batch.ends_step
-                    yield batch._replace(worker=worker, ends_step=ends and is_last)
-                    if ends:
-                        break
-
-
-def loaders_of(loader: Loader, numbers: Sequence[int]) -> list[Loader]:
-    """The loaders of these workers; `loader` cuts steps into as many parts as there are workers, of
-    all processes."""
-    loaders = [loader.of_rank(number) for number in numbers]
-    for each in loaders:
-        each.turns = len(loaders)
-    return loaders
