@@ -38,7 +38,7 @@ def rounds_of(settings):
         mixing=None, drop_last=settings.drop_last,
     ).steps_per_epoch  # fmt: skip
     total = settings.epochs * epoch
-    schedule = schedule_of(settings, settings.lr, total, epoch, None, False, print)
+    schedule = schedule_of(settings, settings.lr, total, epoch, None, {}, print)
     rule = rule_of(settings, schedule, settings.lr, total, epoch)
     return simulate(rule, lambda step: settings.lr * schedule.factor(step))
 

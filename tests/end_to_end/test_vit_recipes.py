@@ -57,7 +57,7 @@ def test_rate_of_every_epoch(name):
     ).steps_per_epoch  # fmt: skip
     total = settings.epochs * steps
     assert (steps, total) == (39, 11_700)
-    schedule = schedule_of(settings, settings.lr, total, steps, None, False, print)
+    schedule = schedule_of(settings, settings.lr, total, steps, None, {}, print)
     for epoch in range(300):
         expected = (epoch + 1) / 151 if epoch < 150 else (300 - epoch) / 150
         for step in (0, steps - 1):

@@ -6,15 +6,14 @@ import pytest
 
 from resnet50_test import Settings
 from utils.runs.optimization import schedule_of
-from utils.settings.config import COMMAND_LINE, parse
+from utils.settings.config import parse
 
 STEPS_PER_EPOCH = 10
 
 
 def schedule(argv, steps, lines, checkpoint=None):
     settings, origin = parse(Settings, argv, "")
-    is_given = origin["lr"] == COMMAND_LINE
-    return schedule_of(settings, 1.0, steps, STEPS_PER_EPOCH, checkpoint, is_given, lines.append)
+    return schedule_of(settings, 1.0, steps, STEPS_PER_EPOCH, checkpoint, origin, lines.append)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from utils.runs.optimization import (
 from utils.runs.prepare import Ready, measure_split
 from utils.runs.records import open_metrics
 from utils.runs.run import Run
-from utils.settings.config import COMMAND_LINE
 from utils.settings.run import save_interval
 from utils.tasks.mixing import build_meta, build_mixing_control, learns_pairs
 from utils.tasks.task import Task
@@ -83,15 +82,12 @@ def make_trainer(
     schedule_steps = total_steps
     if settings.epochs_for_sched is not None:
         schedule_steps = settings.epochs_for_sched * loader.steps_per_epoch
-    # Imports PyTorch's compiler, in which C++ calls Python: an exception there would abort the
-    # process.
-    with run.signals.held():
-        engine, notes = choose_engine(
-            run_facts(run, ready),
-            engine=settings.engine,
-            cuda_graphs="off" if settings.trains_locally else settings.cuda_graphs,
-            deterministic=settings.deterministic,
-        )
+    engine, notes = choose_engine(
+        run_facts(run, ready),
+        engine=settings.engine,
+        cuda_graphs="off" if settings.trains_locally else settings.cuda_graphs,
+        deterministic=settings.deterministic,
+    )
     lr = learning_rate(settings, loader.step_size, run.console.say)
     schedule = schedule_of(
         settings,
@@ -99,7 +95,7 @@ def make_trainer(
         schedule_steps,
         loader.steps_per_epoch,
         checkpoint,
-        run.origin["lr"] == COMMAND_LINE,
+        run.origin,
         run.console.say,
     )
     make_parts = _parts_maker(run, ready, checkpoint, schedule, lr, engine)
@@ -197,10 +193,14 @@ def _parts_maker(
             f"--mixup meta learns one distribution for all pairs of the {classes} classes: to "
             "learn one for each pair, train longer, and with --meta_decay 0, which forgets nothing"
         )
-    objective = ready.make_objective(engine.wrap(strategy, run.console))
+    # --compile imports PyTorch's compiler, in which C++ calls Python: an exception there would
+    # abort the process.
+    with run.signals.held():
+        called = engine.wrap(strategy, run.console)
+    objective = ready.make_objective(called)
 
     def make_parts(guard: Guard, progress: Progress) -> StepParts:
-        with run.signals.held():  # an import of PyTorch's compiler, as in make_trainer
+        with run.signals.held():  # an optimizer may import it, too
             optimizer = build_optimizer_of(
                 settings,
                 run.precision,

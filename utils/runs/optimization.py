@@ -133,7 +133,7 @@ def schedule_of(
     schedule_steps: int,
     steps_per_epoch: int,
     checkpoint: Checkpoint | None,
-    lr_is_given: bool,
+    origin: dict,
     say: Say,
 ):
     """The schedule over `schedule_steps` optimizer steps. Says so if the learning rate of a
@@ -192,7 +192,7 @@ def schedule_of(
             f"{then:.3g}{keep if before % steps_per_epoch == 0 else ''}"
         )
     lowered = checkpoint.state.get("schedule", {}).get("reduced", 1.0) if checkpoint else 1.0
-    if lowered < 1 and lr_is_given:
+    if lowered < 1 and origin["lr"] == COMMAND_LINE:
         say(
             f"note: the plateau schedule has lowered the learning rate to {lowered:.3g} of --lr so "
             f"far: it is now {lr * lowered:.3g}"
