@@ -13,7 +13,7 @@ import torch
 from PIL import Image, ImageOps
 from toy import CPU, network
 
-from utils.data.images.decode import decode
+from utils.data.images.decode import decode, decode_all
 from utils.data.images.image_data import Form
 from utils.data.images.loader import ImageLoader
 from utils.errors import UserError
@@ -349,3 +349,21 @@ def test_a_line_now_and_then_without_a_terminal(tmp_path, monkeypatch):
     said = []
     predicted(paths, tmp_path / "out.csv", say=said.append)
     assert said[0] == "2 of 3 pictures"
+
+
+def test_files_left_out_count_as_progress(tmp_path, monkeypatch):
+    """Also where none of a chunk is a picture."""
+    monkeypatch.setattr("utils.inference.predict_pictures.PLAIN_LINE_SECONDS", 0)
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+
+    def one_by_one(paths, *options, **further):
+        for path in paths:
+            yield from decode_all([path], *options, **further)
+
+    monkeypatch.setattr("utils.inference.predict_pictures.decode_all", one_by_one)
+    paths = make_pictures(tmp_path / "in", ["a.png", "b.png", "c.png", "d.png"])
+    for path in (paths[0], paths[1], paths[3]):
+        Path(path).write_bytes(b"no picture")
+    said = []
+    assert predicted(paths, tmp_path / "out.csv", say=said.append, on_bad="skip") == (1, 3)
+    assert said[:-1] == [f"{done} of 4 pictures" for done in (1, 2, 3, 4)]

@@ -125,20 +125,21 @@ def predict_images(
         contextlib.closing(files.batches(batch_size)) as batches,
     ):
         table.write(HEADER)
-        for rows, pictures in batches:
+        for done, rows, pictures in batches:
             before_batch()
-            inputs = normalize(torch.from_numpy(pictures).to(precision.device))
-            probabilities, classes = _predict(model, inputs, precision, flip)
-            for row, index, p in zip(rows, classes, probabilities, strict=True):
-                if p != p:
-                    raise not_a_number(files.paths[row])
-                if files.names is not None:
-                    table.writelines(_empty(files.names[named:row]))
-                    named = row + 1
-                name = files.names[row] if files.names else safe_path(files.paths[row])
-                label = safe_text(card.classes[index])
-                table.write(f"{quoted(name)},{quoted(label)},{p:.6f}\n")
-            predicted, done = predicted + len(rows), rows[-1] + 1
+            if rows:
+                inputs = normalize(torch.from_numpy(pictures).to(precision.device))
+                probabilities, classes = _predict(model, inputs, precision, flip)
+                for row, index, p in zip(rows, classes, probabilities, strict=True):
+                    if p != p:
+                        raise not_a_number(files.paths[row])
+                    if files.names is not None:
+                        table.writelines(_empty(files.names[named:row]))
+                        named = row + 1
+                    name = files.names[row] if files.names else safe_path(files.paths[row])
+                    label = safe_text(card.classes[index])
+                    table.write(f"{quoted(name)},{quoted(label)},{p:.6f}\n")
+                predicted += len(rows)
             bar.update(done - bar.n)
             if not terminal and time.monotonic() - told >= PLAIN_LINE_SECONDS:
                 told = time.monotonic()
@@ -175,8 +176,10 @@ class PictureFiles:
     names: Sequence[str] | None = None
     skipped: list[str] = field(default_factory=list)
 
-    def batches(self, size: int) -> Generator[tuple[list[int], np.ndarray]]:
-        """Numbers of paths, and pictures, (n, height, width, channels) uint8, at most `size` each.
+    def batches(self, size: int) -> Generator[tuple[int, list[int], np.ndarray]]:
+        """Yields how many files are done after the batch, those left out included; numbers of
+        paths; and their pictures, (n, height, width, channels) uint8, at most `size` each and
+        perhaps none.
 
         Raises:
             UserError: a file cannot be decoded, and `on_bad` is "error".
@@ -187,12 +190,13 @@ class PictureFiles:
         with strict_pillow(), contextlib.closing(decoded) as chunks:
             for pictures, errors in chunks:
                 rows = range(done, done + len(pictures) + len(errors))
-                readable, done = self._readable(rows, errors), rows.stop
+                readable = self._readable(rows, errors)
                 if self.card.channels == 1:
                     pictures = to_gray(pictures)
-                for start in range(0, len(readable), size):
-                    piece = slice(start, start + size)
-                    yield readable[piece], pictures[piece]
+                for start in range(0, len(readable) or 1, size):
+                    end = start + size
+                    done = readable[end] if end < len(readable) else rows.stop
+                    yield done, readable[start:end], pictures[start:end]
 
     def _readable(self, rows: range, errors: dict[int, str]) -> list[int]:
         for offset, why in errors.items():
