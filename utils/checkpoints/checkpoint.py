@@ -39,6 +39,7 @@ from utils.reporting.metrics import to_json
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 STATE, SUMS = "state.json", "SHA256SUMS"
+FORMAT = 1  # of state.json
 # The key in state.json of `Checkpoint.run_info`. These are not the run's settings, which are in
 # config.yaml; the key stays so that old checkpoints can be read, and new ones by older versions.
 RUN_INFO = "settings"

@@ -27,6 +27,9 @@ from utils.optim.table import OPTIMIZERS
 # The files of a checkpoint with tensors; others in its folder are not its own.
 PARTS = ("model", "optimizer", "average", "mixup", "workers", "outer")
 FILE = re.compile(rf"state\.json|({'|'.join(PARTS)})(\.rank-\d{{5}}-of-\d{{5}})?\.safetensors")
+# Those of which each rank writes its rows, where parameters are divided: their tensors are named
+# `<parameter>` or `<parameter>/<key>`.
+DIVIDED_PARTS = ("model", "optimizer", "average")
 # Prefixes of the keys of optimizer state that belongs to a whole parameter, equal on all ranks.
 OF_THE_WHOLE = tuple(key for entry in OPTIMIZERS.values() for key in entry.whole_state)
 
@@ -42,6 +45,24 @@ def divided_rows(exchange: Exchange, parameters: dict[str, Tensor]) -> dict[str,
         for name, own in rows.items()
         if own is not None and own.end - own.start < own.shape[0]
     }
+
+
+def divided(
+    parts: dict[str, dict[str, Tensor]], parameters: dict[str, Tensor], exchange: Exchange
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, Rows]] | None]:
+    """(what this rank has to write of these parts of a checkpoint, and `Checkpoint.rows`); all of
+    it, and None, where the parameters are not divided among the ranks."""
+    if exchange.size == 1 or not any(map(exchange.is_divided, parameters.values())):
+        return parts, None
+    of_parameters = divided_rows(exchange, parameters)
+    rows: dict[str, dict[str, Rows]] = {part: {} for part in parts if part in DIVIDED_PARTS}
+    for part, found in rows.items():
+        for name, tensor in parts[part].items():
+            owner, entry = (name, "") if name in of_parameters else name.rpartition("/")[::2]
+            if owner in of_parameters and is_by_element(entry, tensor, parameters[owner].shape):
+                found[name] = of_parameters[owner]
+    own = {part: own_tensors(t, rows.get(part, {}), exchange.rank) for part, t in parts.items()}
+    return own, rows
 
 
 def is_by_element(entry: str, value: Tensor, shape: torch.Size) -> bool:

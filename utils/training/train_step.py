@@ -6,22 +6,21 @@ Only `read_sums` and `loss_scale` wait for the device.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from utils.checkpoints import parts
-from utils.checkpoints.checkpoint import Checkpoint
-from utils.checkpoints.parts import Part
+from utils.checkpoints.checkpoint import FORMAT, Checkpoint
+from utils.checkpoints.shards import divided
 from utils.checkpoints.states import (
     optimizer_tensors,
     random_states,
     restore_optimizer,
     restore_random_states,
 )
+from utils.checkpoints.worker_rows import as_one_model
 from utils.data.batch import Batch
 from utils.distributed.strategies.base import Strategy
 from utils.mixup.meta import PolicyMixup, SampleMixup
@@ -153,72 +152,46 @@ class TrainStep(Steps):
         return self.scaler.get_scale() if self.scaler.is_enabled() else None
 
     def snapshot(self) -> Checkpoint:
-        step, parameters = self.progress.step, self.strategy.parameters
-        return parts.take(self._saved_parts(), step, parameters, self.exchange)
+        names = {parameter: name for name, parameter in self.strategy.parameters.items()}
+        moments, optimizer = optimizer_tensors(self.optimizer, names)
+        parts = {"model": self.strategy.tensors(), "optimizer": moments}
+        if self.average is not None:
+            parts["average"] = self.average.state_dict()
+        # Meta-mixup of the form "sample" has no state.
+        if self.meta is not None and (learned := self.meta.state_dict()):
+            parts["mixup"] = learned
+        state = {
+            "format": FORMAT,
+            "progress": asdict(self.progress),
+            "optimizer": optimizer,
+            "schedule": self.schedule.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "random": self.exchange.gather_json(random_states()),
+        }
+        parts, rows = divided(parts, self.strategy.parameters, self.exchange)
+        return Checkpoint(self.progress.step, state, parts, rows)
 
     def restore(self, checkpoint: Checkpoint, worker: int | None = None) -> None:
         """`worker`: whose random state is restored; None: this rank's."""
-        parts.load(self._saved_parts(worker), checkpoint)
-
-    def _saved_parts(self, worker: int | None = None) -> list[Part]:
-        """All that a step changes, in the order in which it is restored."""
-        strategy, optimizer, schedule = self.strategy, self.optimizer, self.schedule
-        scaler, average, meta, exchange = self.scaler, self.average, self.meta, self.exchange
-        names = {parameter: name for name, parameter in strategy.parameters.items()}
-        of_optimizer = functools.cache(lambda: optimizer_tensors(optimizer, names))
-        member = exchange.rank if worker is None else worker
-        found = [
-            Part("progress", self._load_progress, values=lambda: asdict(self.progress)),
-            Part("model", lambda saved: strategy.load(saved.model), strategy.tensors, divided=True),
-            Part(
-                "optimizer",
-                lambda saved: restore_optimizer(
-                    optimizer, names, saved.parts["optimizer"], saved.state["optimizer"], exchange
-                ),
-                tensors=lambda: of_optimizer()[0],
-                values=lambda: of_optimizer()[1],
-                divided=True,
-            ),
-            Part(
-                "schedule",
-                lambda saved: schedule.load_state_dict(saved.state.get("schedule", {})),
-                values=schedule.state_dict,
-            ),
-            Part("scaler", self._load_scaler, values=scaler.state_dict),
-            Part(
-                "random",
-                lambda saved: restore_random_states(saved.state["random"], member, saved.step),
-                values=lambda: exchange.gather_json(random_states()),
-            ),
-        ]
-        if average is not None:  # one that was not saved starts from the weights
-            found.append(
-                Part(
-                    "average",
-                    lambda saved: average.load_state_dict(saved.weights),
-                    tensors=average.state_dict,
-                    divided=True,
-                )
-            )
-        if meta is not None and meta.state_dict():  # of the form "sample" it has no state
-            found.append(
-                Part(
-                    "mixup",
-                    lambda saved: meta.load_state_dict(saved.parts.get("mixup", {})),
-                    tensors=meta.state_dict,
-                )
-            )
-        return found
-
-    def _load_scaler(self, saved: Checkpoint) -> None:
-        if self.scaler.is_enabled() and saved.state["scaler"]:
-            self.scaler.load_state_dict(saved.state["scaler"])
-
-    def _load_progress(self, saved: Checkpoint) -> None:
-        """Also restores the sums since the last log line; one that the checkpoint lacks starts at
-        0."""
-        self.progress.load(saved.state["progress"])
-        if self.exchange.rank == 0:  # they are totals over all ranks, so one rank restores them
+        saved, exchange = as_one_model(checkpoint), self.exchange
+        state = saved.state
+        names = {parameter: name for name, parameter in self.strategy.parameters.items()}
+        self.strategy.load(saved.model)
+        moments = saved.parts["optimizer"]
+        restore_optimizer(self.optimizer, names, moments, state["optimizer"], exchange)
+        self.schedule.load_state_dict(state.get("schedule", {}))
+        if self.average is not None:
+            # If the checkpoint has no average, the average starts from its weights.
+            self.average.load_state_dict(saved.weights)
+        if self.meta is not None:
+            self.meta.load_state_dict(saved.parts.get("mixup", {}))
+        if self.scaler.is_enabled() and state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+        number = exchange.rank if worker is None else worker
+        restore_random_states(state["random"], number, saved.step)
+        self.progress.load(state["progress"])
+        if exchange.rank == 0:  # the sums are totals over all ranks, so one rank restores them
+            # A sum that the checkpoint lacks starts at 0.
             sums = [self.progress.window_sums.get(name, 0.0) for name in self.sum_names]
             self.window.copy_(torch.tensor(sums, dtype=torch.float64))
         self.guard.left_out.copy_(torch.tensor(self.progress.left_out))
