@@ -192,8 +192,7 @@ def _unpack_all(
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with open(folder / LOCK, "ab") as lock:
-                with contextlib.suppress(OSError):  # without locks each process unpacks all
-                    fcntl.flock(lock, fcntl.LOCK_EX)
+                fcntl.flock(lock, fcntl.LOCK_EX)
                 remove_abandoned(folder)
                 todo = {root / name: path for name, path in unpacked.items() if not path.exists()}
                 _check_space(folder, root, todo)
@@ -266,7 +265,9 @@ def _ending(picture: bytes) -> str:
     return next((end for start, end in BEGINNINGS.items() if picture.startswith(start)), "jpg")
 
 
-# ---- folders of the hub: one for each configuration of a set, a variant of it -------------------
+# ---- configurations -----------------------------------------------------------------------------
+# A configuration is a variant of a data set, such as a selection of its classes; the hub gives each
+# a folder.
 
 NAMED = 5  # configurations in a message
 
