@@ -13,9 +13,10 @@ from utils.data.images.split_names import ENDINGS
 from utils.data.texts.encodings import BY_ROW
 from utils.errors import UserError
 from utils.files import replace_file
-from utils.inference.export_onnx import OnnxModel, export_onnx
+from utils.inference.export_onnx import export_onnx
 from utils.inference.export_safetensors import export_safetensors
 from utils.inference.export_samples import samples_for
+from utils.inference.onnx_model import OnnxModel
 from utils.inference.predict_pictures import (
     PictureFiles,
     is_predictions,
