@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from utils.data.cache_folder import LOCK, progress_bar, remove_abandoned, temporary_folder
+from utils.data.cache_folder import LOCK, remove_abandoned, temporary_folder
 from utils.data.images.csv_lists import LABEL_NAMES
 from utils.data.images.encoded_data import load_encoded
 from utils.data.images.image_data import ImageData, PictureRequest
@@ -38,6 +38,7 @@ from utils.data.images.scanning import SplitFiles
 from utils.data.images.shards import divided, files_below, find_shards, listed_classes
 from utils.data.images.split_names import first_word
 from utils.data.images.tar import TarShard, add_sample
+from utils.data.progress import progress_bar
 from utils.errors import UserError, one_line
 from utils.files import reason, sync_folder
 from utils.plural import counted
