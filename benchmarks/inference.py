@@ -20,8 +20,8 @@ from benchmarks.common import parser, ratios, report, side_by_side
 from benchmarks.made_up import CPU, MEAN, STD, lengths_like_news, texts
 from utils.data.texts.loader import TextLoader
 from utils.entry import environment_of_entries
-from utils.inference.export_onnx import OnnxModel
 from utils.inference.export_samples import PictureSamples, TextSamples
+from utils.inference.onnx_model import OnnxModel
 from utils.machine.host_memory import keep_freed_memory
 from utils.models.resnet import ResNet
 from utils.models.transformer import Transformer

@@ -28,6 +28,7 @@ from utils.reporting.metrics import MetricsLog
 from utils.training.average import Average
 from utils.training.controls import Freeze
 from utils.training.guard import Guard
+from utils.training.local.in_turn import loaders_of
 from utils.training.local.steps import LocalSteps
 from utils.training.log import TrainingLog
 from utils.training.objective import Classification, Precision
@@ -122,10 +123,12 @@ def make_trainer(
     if round_steps is None:
         steps = TrainStep(make_parts(Guard(model, spread), Progress()))
     else:
+        workers = Workers.divide(exchange.size, exchange.rank, exchange.size)
         steps = LocalSteps(
             strategy=spread,
             make_parts=make_parts,
-            workers=Workers.divide(exchange.size, exchange.rank, exchange.size),
+            workers=workers,
+            loaders=loaders_of(loader, workers.own),
             exchange=exchange,
             rule=SyncRule("constant", STEPS, base=round_steps),
             progress=Progress(),

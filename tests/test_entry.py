@@ -16,6 +16,12 @@ from utils.launch import launcher
 from utils.settings import TrainSettings
 
 FLAGS = "--dataset shapes -b 50 --device cpu --log_every 4 --fused none --lr 0.01"
+WHOLE = {
+    "settings": third_entry.Settings,
+    "build_model": third_entry.build_model,
+    "model_name": third_entry.model_name,
+    "text": third_entry.__doc__,
+}
 
 
 @dataclass
@@ -72,15 +78,19 @@ def test_a_third_entry_trains_resumes_and_is_used(run, tmp_path, capsys):
     ],
 )
 def test_what_an_entry_lacks_is_said_when_it_is_imported(changed, said):
-    whole = {
-        "settings": third_entry.Settings,
-        "build_model": third_entry.build_model,
-        "model_name": third_entry.model_name,
-        "text": third_entry.__doc__,
-    }
-    Entry(**whole)
+    Entry(**WHOLE)
     with pytest.raises(TypeError, match=said):
-        Entry(**whole | changed)
+        Entry(**WHOLE | changed)
+
+
+def test_functions_of_an_entry_may_have_further_arguments_with_defaults():
+    Entry(**WHOLE | {"build_model": lambda settings, card, depth=2, *, wide=False: None})
+
+
+def test_help_of_an_entry_without_a_docstring_shows_its_name(capsys):
+    with handlers_put_back(), pytest.raises(SystemExit):
+        Entry(**WHOLE | {"text": None}).main(["--help"])
+    assert "\nthird_entry.py\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

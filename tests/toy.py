@@ -37,6 +37,7 @@ from utils.training.average import Average
 from utils.training.controls import Freeze, MixingControl
 from utils.training.evaluation import evaluate
 from utils.training.guard import Guard
+from utils.training.local.in_turn import loaders_of
 from utils.training.local.norm_statistics import NormStatistics
 from utils.training.local.steps import LocalSteps
 from utils.training.log import TrainingLog
@@ -228,17 +229,18 @@ def local_steps(local, strategy, make_parts, data, exchange, total_steps, object
     arguments of an OuterOptimizer), and what else SyncRule takes."""
     options = {"name": "constant", "bn_batches": 0} | local
     workers = Workers.divide(options.pop("workers"), exchange.rank, exchange.size)
-    loaders = [data.of_rank(number) for number in workers.own]
     averages_state, outer = options.pop("averages_state", False), options.pop("outer", None)
     statistics = None
     if batches := options.pop("bn_batches"):
         statistics = NormStatistics(
-            strategy.model, objective.logits, loaders, batches, workers, exchange
-        )
+            strategy.model, objective.logits, [data.of_rank(number) for number in workers.own],
+            batches, workers, exchange,
+        )  # fmt: skip
     return LocalSteps(
         strategy=strategy,
         make_parts=make_parts,
         workers=workers,
+        loaders=loaders_of(data, workers.own),
         exchange=exchange,
         rule=SyncRule(total_steps=total_steps, **options),
         progress=Progress(),

@@ -42,7 +42,8 @@ class Target:
         self.settings_class, self.search_class = entry.Settings, Settings
         self.model_name, self.script = entry.model_name, Path(entry.__file__).resolve()
         self.space = space
-        self.description = entry.__doc__.splitlines()[0].replace("Trains", "Searches settings for")
+        text = entry.__doc__ or self.script.name
+        self.description = text.splitlines()[0].replace("Trains", "Searches settings for")
 
 
 def target_of(name: str) -> Target:

@@ -122,7 +122,8 @@ class Entry:
             task the model is, and its `entry` is the script's name.
         build_model: (settings, card) -> the model, on the CPU.
         model_name: (settings) -> its name, for messages, the run's folder and the summary.
-        text: the script's docstring, whose first line --help shows.
+        text: the script's docstring, whose first line --help shows; None: it has none, and --help
+            shows its name.
         check_model: (settings) -> None; raises UserError for mistakes that can be found before the
             data are loaded, which may take long.
 
@@ -133,14 +134,19 @@ class Entry:
     settings: type[TrainSettings]
     build_model: Callable
     model_name: Callable
-    text: str
+    text: str | None
     check_model: Callable = lambda settings: None
 
     def __post_init__(self) -> None:
-        for name, words in (("build_model", 2), ("model_name", 1), ("check_model", 1)):
-            if len(inspect.signature(getattr(self, name)).parameters) != words:
-                given = "(settings, card)" if words == 2 else "(settings)"
-                raise TypeError(f"{name} of an entry is called with {given}")
+        for name, words in (
+            ("build_model", "settings, card"),
+            ("model_name", "settings"),
+            ("check_model", "settings"),
+        ):
+            try:
+                inspect.signature(getattr(self, name)).bind(*words.split(", "))
+            except TypeError:
+                raise TypeError(f"{name} of an entry is called with ({words})") from None
         own = vars(self.settings)
         if "__dataclass_fields__" not in own or not str(own.get("entry")).endswith(".py"):
             raise TypeError(
@@ -151,7 +157,8 @@ class Entry:
 
     def main(self, argv: list[str] | None = None) -> int:
         """Does what the command line asks for; returns the exit code."""
-        return run_entry(self.settings, self._act, self.text.splitlines()[0], argv)
+        text = self.text or self.settings.entry
+        return run_entry(self.settings, self._act, text.splitlines()[0], argv)
 
     def _act(self, settings, origin: dict, signals: Signals) -> int | None:
         if settings.check:

@@ -32,14 +32,12 @@ def test_fills_only_the_plans_rectangles(size):
     plan = erasing.draw(N, np.random.default_rng(0))
     expected = plain(images, plan, colour)
     index = np.random.default_rng(1).permutation(N)[:20]
-    picked = plain(images[index], part_of(plan, slice(20)), colour)
+    some = part_of(plan, slice(20))
+    picked = plain(images[index], some, colour)
     assert not np.array_equal(expected, images)
-    assert np.array_equal(erasing.apply(images, part_of(plan, slice(20)), index), picked)
+    assert np.array_equal(erasing.apply(images[index], some), picked)
     tensor = torch.from_numpy(images.copy())
-    assert torch.equal(
-        erasing.apply(tensor, part_of(plan, slice(20)), index), torch.from_numpy(picked)
-    )
-    assert np.array_equal(tensor, images)  # only the copy was changed
+    assert np.array_equal(erasing.apply(tensor[index], some), picked)
     on_device = erasing.apply_packed(tensor.clone(), torch.from_numpy(erasing.pack(plan)))
     assert np.array_equal(on_device, expected)
     assert np.array_equal(erasing.apply(tensor, plan), expected)

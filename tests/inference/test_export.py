@@ -13,9 +13,11 @@ from toy import network
 from utils.data.images.loader import Normalize
 from utils.errors import UserError
 from utils.files import written_aside
-from utils.inference import export_onnx as onnx_module
-from utils.inference.export_onnx import close, export_onnx, trace
+from utils.inference import export_onnx as export_module
+from utils.inference import onnx_model
+from utils.inference.export_onnx import export_onnx
 from utils.inference.export_safetensors import export_safetensors
+from utils.inference.onnx_model import close, trace
 from utils.models.resnet import ResNet
 from utils.weights.card import ModelCard
 from utils.weights.pretrained import fit_weights, load_pretrained
@@ -245,7 +247,7 @@ def test_onnx_of_gray_pictures_with_metadata_and_no_paths(tmp_path):
 def test_onnx_without_onnx_runtime(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert "onnx.reference is within" in export_onnx(Tiny(), CARD, tmp_path / "a.onnx")
-    monkeypatch.setattr(onnx_module, "REFERENCE_FLOPS", 10)
+    monkeypatch.setattr(export_module, "REFERENCE_FLOPS", 10)
     said = export_onnx(Tiny(), CARD, tmp_path / "b.onnx")
     assert said == "graph valid; not run: pip install onnxruntime to have its answers compared"
     assert sorted(os.listdir(tmp_path)) == ["a.onnx", "b.onnx"]
@@ -264,7 +266,7 @@ def test_onnx_that_answers_otherwise_is_not_left(tmp_path, monkeypatch):
         graph.model.fc.bias.data[0] -= 1e-2
         return proto
 
-    monkeypatch.setattr(onnx_module, "trace", wrong)
+    monkeypatch.setattr(export_module, "trace", wrong)
     refused(
         export_onnx, Tiny(), CARD, path, says="differ too much from PyTorch's .*no file is left"
     )
@@ -288,7 +290,7 @@ def test_onnx_graph_that_is_not_valid(tmp_path, monkeypatch):
         proto.graph.node[0].op_type = "NoSuchOperator"
         return proto
 
-    monkeypatch.setattr(onnx_module, "trace", broken)
+    monkeypatch.setattr(export_module, "trace", broken)
     refused(export_onnx, Tiny(), CARD, tmp_path / "m.onnx", says="NoSuchOperator.*safetensors")
     assert os.listdir(tmp_path) == []
 
@@ -305,7 +307,7 @@ def test_model_that_has_no_graph(tmp_path):
 
 @needs_onnx
 def test_model_beyond_two_gigabytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_module, "ONNX_BYTES", 10)
+    monkeypatch.setattr(onnx_model, "ONNX_BYTES", 10)
     refused(export_onnx, Tiny(), CARD, tmp_path / "m.onnx", says="an ONNX file holds 2 GB")
 
 

@@ -17,9 +17,9 @@ import resnet50_test
 import transformer_test
 import vit_test
 from utils.errors import UserError
-from utils.inference import export_onnx
-from utils.inference.export_onnx import OnnxModel, OnnxSession
+from utils.inference import onnx_model
 from utils.inference.export_samples import PictureSamples, TextSamples
+from utils.inference.onnx_model import OnnxModel, OnnxSession
 from utils.weights.card import ModelCard
 
 PICTURES = PictureSamples(
@@ -55,8 +55,8 @@ def session() -> OnnxSession:
 @pytest.fixture
 def tiny(session, monkeypatch):
     """(an OnnxModel, the Tiny in it, a list of what it says), without another export."""
-    monkeypatch.setattr(export_onnx, "trace", lambda *arguments: None)
-    monkeypatch.setattr(export_onnx, "OnnxSession", lambda *arguments: session)
+    monkeypatch.setattr(onnx_model, "trace", lambda *arguments: None)
+    monkeypatch.setattr(onnx_model, "OnnxSession", lambda *arguments: session)
     said, model = [], Tiny().eval()
     return OnnxModel(model, PICTURES, said.append), model, said
 
@@ -129,12 +129,12 @@ def test_a_model_without_a_graph(monkeypatch):
     def refuse(*arguments):
         raise UserError("this model cannot be exported")
 
-    monkeypatch.setattr(export_onnx, "trace", refuse)
+    monkeypatch.setattr(onnx_model, "trace", refuse)
     with pytest.raises(
         UserError, match=r"^--engine ort: .* cannot be exported: leave out --engine"
     ):
         OnnxModel(Tiny(), PICTURES, print)
-    monkeypatch.setattr(export_onnx, "ONNX_BYTES", 10)
+    monkeypatch.setattr(onnx_model, "ONNX_BYTES", 10)
     with pytest.raises(UserError, match="an ONNX file holds 2 GB: leave out --engine ort"):
         OnnxModel(Tiny(), PICTURES, print)
 

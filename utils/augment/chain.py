@@ -17,11 +17,11 @@ class Augmentation(ABC):
     """Draws for all samples of an epoch at once, so that the choices do not depend on how the epoch
     is divided, and changes any of its slices accordingly.
 
-    One whose `apply_packed` does on a device all that it does may become part of a CUDA graph. One
-    with an `apply` of its own needs no other method than `draw`.
+    A subclass defines `apply_to_array` for the host, and `pack` and `apply_packed` for a device,
+    which a CUDA graph can record; or `apply` alone. Only the first of a chain is given an index.
     """
 
-    packed_rows: ClassVar[int]
+    packed_rows: ClassVar[int]  # rows of what `pack` returns
     reads_encoded: bool = False  # needs encoded pictures, of which it has windows decoded
 
     @abstractmethod
@@ -35,8 +35,8 @@ class Augmentation(ABC):
         Args:
             images: (samples, height, width, channels) uint8, an array or a tensor.
             plan: for n samples.
-            index: (n,) int64, which images, of which copies are changed; None: all, in order, which
-                may be changed themselves.
+            index: (n,) int64, which images; copies of them are changed. None: all, in order,
+                perhaps IN PLACE.
         Returns:
             (n, height, width, channels) uint8: an array for an array, a tensor for a tensor.
         """

@@ -1,7 +1,11 @@
-"""Which operations each picture gets, and with which arguments.
+"""Which operations each picture gets, with which arguments, and how they are carried out for a
+whole batch.
 
 A policy draws on the host, for all samples of an epoch at once. So the host knows which sample gets
 which operation, and the device is never asked.
+
+Libraries draw for a whole batch at once what each sample should draw for itself: kornia's
+RandAugment the operations, torchvision's also their arguments.
 """
 
 from __future__ import annotations
@@ -193,16 +197,14 @@ class Operations(Augmentation):
         return OperationPlan(*(np.concatenate(parts, 1) for parts in zip(*plans, strict=True)))
 
     def apply(self, images: Tensor, plan: OperationPlan, index: np.ndarray | None = None) -> Tensor:
-        """(n, height, width, channels) uint8, new, on the device of `images`. `index` is None.
+        """(n, height, width, channels) uint8, new, on the device of `images`.
 
         In each stage the samples are sorted by what they get, and those with the same operation are
         changed together. The host has drawn it, and so knows the order: nothing waits for the
         device. The operations that move pixels are one affine transformation, and those that look
         at one value at a time one table for each sample.
-
-        Libraries draw for a whole batch at once what each sample should draw for itself: kornia's
-        RandAugment the operations, torchvision's also their arguments.
         """
+        assert index is None  # it follows one that gathers
         import torch
 
         if not len(images):

@@ -32,7 +32,7 @@ class ErasingPlan(NamedTuple):
 
 
 class RandomErasing(Augmentation):
-    """Fills a rectangle with one colour, without an index IN PLACE.
+    """Fills a rectangle with one colour, IN PLACE.
 
     Args:
         height, width: size of the images in pixels.
@@ -67,7 +67,7 @@ class RandomErasing(Augmentation):
     def apply_to_array(
         self, images: np.ndarray, plan: ErasingPlan, index: np.ndarray | None = None
     ) -> np.ndarray:
-        images = images if index is None else images[index]
+        assert index is None  # it follows one that gathers
         if not len(images):  # a filler
             return images
         channels = images.shape[3]

@@ -115,7 +115,8 @@ class DecodedCrop(ResizedCrop):
     def apply(self, images: Tensor, plan: ResizedCropPlan, index: np.ndarray | None = None) -> Any:
         """On a GPU resizing is two products with matrices of weights for each sample, one for its
         rows and one for its columns. On a CPU PyTorch resizes one window after the other, which is
-        faster there. `index` is None."""
+        faster there."""
+        assert index is None  # it follows one that gathers
         n, height, width = images.shape[:3]
         windows = self.windows(plan, np.broadcast_to([height, width], (n, 2)))
         if images.device.type == "cpu":

@@ -10,14 +10,12 @@ import errno
 import fcntl
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from tqdm import tqdm
 
 from utils.errors import UserError
 from utils.files import reason, sync_folder
@@ -44,11 +42,12 @@ def built_folder(folder: Path, is_whole: Callable[[], bool]) -> Iterator[Path]:
 def built(
     folder: Path, opened: Callable[[], T | None], fill: Callable[[Path], None], what: str
 ) -> T:
-    """What `opened` finds in `folder` when `fill` has written a temporary one, put in its place.
+    """Builds `folder` by `fill` and returns what `opened` then finds in it.
 
     Args:
-        opened: of the folder; None: it is not there, or damaged.
-        what: that is written, for messages.
+        opened: reads the folder; None: it is not there, or damaged.
+        fill: called with the path of a temporary folder, which becomes `folder`.
+        what: the thing written, for messages.
 
     Raises:
         UserError: it cannot be written.
@@ -124,11 +123,3 @@ def write_array(path: Path, array: np.ndarray) -> None:
         file.write(np.ascontiguousarray(array))
         file.flush()
         os.fsync(file.fileno())
-
-
-def progress_bar(show: bool, line: str, **options) -> tqdm:
-    """A bar of tqdm on a terminal; elsewhere `line` alone. Nothing at all unless `show`."""
-    terminal = sys.stderr.isatty()
-    if show and not terminal:
-        print(line, file=sys.stderr)
-    return tqdm(**options, disable=not (show and terminal))

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from utils.data.cache_folder import progress_bar
+from utils.data.progress import progress_bar
 from utils.errors import UserError, network_cause
 from utils.files import sync_folder
 

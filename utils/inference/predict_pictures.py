@@ -23,7 +23,7 @@ from utils.data.images.imagefolder import walk
 from utils.data.images.loader import Normalize
 from utils.data.images.split_names import is_ignored
 from utils.errors import UserError
-from utils.inference.predictions import not_a_number, predictions_file
+from utils.inference.predictions import evaluating, not_a_number, predictions_file
 from utils.machine.cores import usable_cores
 from utils.plural import counted
 from utils.reporting.console import PLAIN_LINE_SECONDS
@@ -35,9 +35,10 @@ from utils.weights.card import ModelCard
 HEADER = "file,class,probability\n"
 
 
-def _empty(names: Sequence[str]) -> Iterator[str]:
-    """The rows of a list whose pictures could not be read."""
-    return (f"{quoted(name)},,\n" for name in names)
+def _rows_without_answer(names: Sequence[str]) -> Iterator[str]:
+    """Yields a row without class for each of these names."""
+    for name in names:
+        yield f"{quoted(name)},,\n"
 
 
 def list_pictures(path: str | Path, say: Callable[[str], None] = lambda line: None) -> list[str]:
@@ -108,7 +109,7 @@ def predict_images(
         UserError: a file is not a picture, none can be decoded, the model does not take square
             pictures or gives NaN, or `output_csv` cannot be written.
     """
-    card, total = files.card, len(files.paths)
+    card, names, total = files.card, files.names, len(files.paths)
     if card.height != card.width:
         raise UserError(
             f"--predict: the model takes pictures of {card.height}x{card.width}, and files of any "
@@ -116,9 +117,11 @@ def predict_images(
         )
     normalize = Normalize(card.mean, card.std, card.width, precision.device, channels_last)
     terminal, told = sys.stderr.isatty(), time.monotonic()
-    named = predicted = 0  # names of a list that are written; pictures
+    written = 0  # names of a list that have a row
+    predicted = 0  # pictures that have a class
     with (
-        predictions_file(output_csv, model) as table,
+        evaluating(model),
+        predictions_file(output_csv) as table,
         tqdm(
             desc="predicting", total=total, unit=" pictures", disable=not terminal, leave=False
         ) as bar,
@@ -133,10 +136,10 @@ def predict_images(
                 for row, index, p in zip(rows, classes, probabilities, strict=True):
                     if p != p:
                         raise not_a_number(files.paths[row])
-                    if files.names is not None:
-                        table.writelines(_empty(files.names[named:row]))
-                        named = row + 1
-                    name = files.names[row] if files.names else safe_path(files.paths[row])
+                    if names:
+                        table.writelines(_rows_without_answer(names[written:row]))
+                        written = row + 1
+                    name = names[row] if names else safe_path(files.paths[row])
                     label = safe_text(card.classes[index])
                     table.write(f"{quoted(name)},{quoted(label)},{p:.6f}\n")
                 predicted += len(rows)
@@ -144,7 +147,8 @@ def predict_images(
             if not terminal and time.monotonic() - told >= PLAIN_LINE_SECONDS:
                 told = time.monotonic()
                 say(f"{done:,} of {total:,} pictures")
-        table.writelines(_empty((files.names or [])[named:]))
+        if names:
+            table.writelines(_rows_without_answer(names[written:]))
         if not predicted:
             example = f", such as {files.skipped[0]}" if files.skipped else ""
             raise UserError(
@@ -193,6 +197,7 @@ class PictureFiles:
                 readable = self._readable(rows, errors)
                 if self.card.channels == 1:
                     pictures = to_gray(pictures)
+                # `or 1`: one empty batch, so that a chunk of bad files counts as done.
                 for start in range(0, len(readable) or 1, size):
                     end = start + size
                     done = readable[end] if end < len(readable) else rows.stop

@@ -12,7 +12,7 @@ from utils.data.texts.rows import read_texts
 from utils.data.texts.sources import TextRequest
 from utils.data.texts.token_store import TokenSplit, lines_on_losses
 from utils.data.texts.tokenizer import encode, tokenizer_from_json
-from utils.inference.predictions import not_a_number, predictions_file
+from utils.inference.predictions import evaluating, not_a_number, predictions_file
 from utils.reporting.csv_fields import quoted, safe_text
 from utils.training.objective import Precision
 from utils.weights.card import TextCard
@@ -54,7 +54,7 @@ def predict_texts(
     """
     rows = read_texts(path, request, classes=card.classes, line_end=card.line_end, say=say)
     tokenizer, encoded = tokenizer_from_json(card.tokenizer), []
-    with predictions_file(output_csv, model) as file:
+    with evaluating(model), predictions_file(output_csv) as file:
         names = [quoted(safe_text(name)) for name in card.classes]
         file.write(",".join(["line", "text", "class", *names]) + "\n")
         for start in range(0, len(rows), CHUNK):

@@ -1,4 +1,4 @@
-"""The CSV file of predictions: whole or not there, without formulas for a spreadsheet to run."""
+"""The CSV file of predictions: whole or not there."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,17 +12,22 @@ from utils.files import written_aside
 
 
 @contextlib.contextmanager
-def predictions_file(path: str | Path, model: nn.Module) -> Iterator[TextIO]:
-    """The file `path`, in UTF-8, which is replaced only if the block ends without an error. In the
-    block `model` is in evaluation mode."""
+def predictions_file(path: str | Path) -> Iterator[TextIO]:
+    """The file `path`, in UTF-8, which is replaced only if the block ends without an error."""
+    with (
+        written_aside(path) as aside,
+        open(aside, "w", encoding="utf-8", errors="backslashreplace", newline="") as file,
+    ):
+        yield file
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """A context in which the model is in evaluation mode."""
     training = model.training
     model.eval()
     try:
-        with (
-            written_aside(path) as aside,
-            open(aside, "w", encoding="utf-8", errors="backslashreplace", newline="") as file,
-        ):
-            yield file
+        yield
     finally:
         model.train(training)
 

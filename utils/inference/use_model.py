@@ -1,9 +1,11 @@
 """What a trained model is used for: evaluation, predictions for new files, and export."""
 
 import os
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+
+from torch import nn
 
 from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
 from utils.data.images.csv_lists import listed_pictures
@@ -11,9 +13,10 @@ from utils.data.images.split_names import ENDINGS
 from utils.data.texts.encodings import BY_ROW
 from utils.errors import UserError
 from utils.files import replace_file
-from utils.inference.export_onnx import OnnxModel, export_onnx
+from utils.inference.export_onnx import export_onnx
 from utils.inference.export_safetensors import export_safetensors
 from utils.inference.export_samples import samples_for
+from utils.inference.onnx_model import OnnxModel
 from utils.inference.predict_pictures import (
     PictureFiles,
     is_predictions,
@@ -68,16 +71,16 @@ def use_model(run: Run, kind: Kind, checkpoint) -> None:
                 run.signals.received, "stopped before the last prediction: no CSV file was written"
             )
 
-    options: dict[str, Any] = {
-        "output_csv": output, "batch_size": settings.batch_size, "precision": run.precision,
-        "before_batch": stop_if_asked, "say": say,
-    }  # fmt: skip
     if isinstance(card, ModelCard):
-        count = predict_pictures(settings, model, card, **options)
+        count = predict_pictures(run, model, card, output=output, before_batch=stop_if_asked)
     else:
         encoding = None if settings.encoding == BY_ROW else settings.encoding
         request = replace(text_request(settings), clean=card.clean, encoding=encoding)
-        count = predict_texts(model, card, Path(settings.predict), request, **options)
+        count = predict_texts(
+            model, card, Path(settings.predict), request, output_csv=output,
+            batch_size=settings.batch_size, precision=run.precision, before_batch=stop_if_asked,
+            say=say,
+        )  # fmt: skip
     flipped = ", averaged with mirror images (--flip_test)" if settings.flip_test else ""
     say(f"{count:,} predictions: {output}{flipped}")
 
@@ -107,9 +110,11 @@ def is_same(path: str, output: Path) -> bool:
     return os.path.exists(path) and os.path.samefile(path, output)
 
 
-def predict_pictures(settings, model, card: ModelCard, **options) -> int:
+def predict_pictures(
+    run: Run, model: nn.Module, card: ModelCard, *, output: Path, before_batch: Callable[[], None]
+) -> int:
     """Writes the predictions for the pictures that --predict names; returns how many there are."""
-    say, output = options["say"], options["output_csv"]
+    settings, say = run.settings, run.console.say
     if settings.predict.lower().endswith(ENDINGS):
         names, paths = listed_pictures(
             Path(settings.predict), settings.on_bad, settings.image_column, settings.image_dir,
@@ -120,8 +125,11 @@ def predict_pictures(settings, model, card: ModelCard, **options) -> int:
     if names is None and output.exists():  # the table of an earlier call may be in the folder
         paths = [path for path in paths if not is_same(path, output)]
     files = PictureFiles(paths, card, settings.workers, settings.on_bad, settings.form, names)
-    flip, last = settings.flip_test, settings.channels_last
-    return predict_images(model, files, flip=flip, channels_last=last, **options)
+    return predict_images(
+        model, files, output_csv=output, batch_size=settings.batch_size, precision=run.precision,
+        flip=settings.flip_test, channels_last=settings.channels_last, say=say,
+        before_batch=before_batch,
+    )  # fmt: skip
 
 
 def evaluate_only(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> None:

@@ -39,7 +39,6 @@ NEEDED = (
     Package("tokenizers", "tokenizers", "texts"),
     Package("timm", "timm", "the networks of vit_test.py"),
     Package("huggingface_hub", "huggingface_hub", "weights from the Hugging Face hub"),
-    Package("google-crc32c", "google_crc32c", "TFRecord files"),
 )
 # Those of --engine ort without training.
 OF_ONNX = (
@@ -52,6 +51,7 @@ OPTIONAL = (
     Package("wandb", "wandb", "--wandb"),
     *OF_ONNX,
     Package("pyarrow", "pyarrow", "--dataset parquet"),
+    Package("google-crc32c", "google_crc32c", "--dataset tfrecord"),
     Package("simplejpeg", "simplejpeg", "decoding JPEGs faster"),
 )
 # On a GPU these matter, too.

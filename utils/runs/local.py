@@ -15,6 +15,7 @@ from utils.plural import counted
 from utils.runs.prepare import Ready
 from utils.runs.run import Run
 from utils.training.guard import Guard
+from utils.training.local.in_turn import loaders_of
 from utils.training.local.norm_statistics import NormStatistics
 from utils.training.local.steps import LocalSteps
 from utils.training.progress import Progress
@@ -40,6 +41,7 @@ def build_local_steps(
         statistics = NormStatistics(
             ready.model,
             ready.make_objective(ready.model).logits,
+            # Not those of `loaders_of`: they are read one at a time, so their `turns` is 1.
             [loader.of_rank(number) for number in workers.own],
             settings.bn_batches,
             workers,
@@ -54,6 +56,7 @@ def build_local_steps(
         strategy=ready.strategy,
         make_parts=make_parts,
         workers=workers,
+        loaders=loaders_of(loader, workers.own),
         exchange=run.exchange,
         rule=rule,
         progress=run.progress,

@@ -118,36 +118,41 @@ class EngineSettings(Config):
 
     def validate(self):
         super().validate()
-        if self.engine == "ort" and "engine" not in self.action.without_effect:
-            self._check_ort()
+        if self.engine == "ort" and self.action.trains:
+            self._check_training_by_ort()
+        elif self.infers_by_ort:
+            self._check_inference_by_ort()
         if self.keep_fp32 is not None and self.fused != "none":
             raise UserError(
                 f"--keep_fp32 and --fused {self.fused} exclude each other: a fused function "
                 "computes several modules at once; leave one of them out"
             )
 
-    def _check_ort(self) -> None:
+    def _check_inference_by_ort(self) -> None:
         """Raises UserError if a package is missing, or a flag excludes ONNX Runtime."""
-        trains = self.action.trains
-        if not trains and (missing := missing_text(OF_ONNX)):
+        if missing := missing_text(OF_ONNX):
             raise UserError(f"--engine ort: {missing}")
-        on_cpu = "it trains on a CPU only" if trains else "it computes on a CPU; add --device cpu"
-        in_float32 = "it computes in float32" + "; add --precision fp32" * (not trains)
-        others = [
-            ("--device cuda", self.device == "cuda", on_cpu),
-            (f"--precision {self.precision}", self.precision not in ("auto", "fp32"), in_float32),
-        ]
-        if not trains:
-            reason = (
+        precision, reduced = f"--precision {self.precision}", self.precision not in ("auto", "fp32")
+        others = (
+            ("--device cuda", self.device == "cuda", "it computes on a CPU; add --device cpu"),
+            (precision, reduced, "it computes in float32; add --precision fp32"),
+            (
+                "--distributed",
+                self.distributed,
                 f"--{self.action.name} by ONNX Runtime takes one process; do not use "
-                "run_distributed.sh"
-            )
-            others.append(("--distributed", self.distributed, reason))
-            refuse_beside("--engine ort", others)
-            return
+                "run_distributed.sh",
+            ),
+        )
+        refuse_beside("--engine ort", others)
+
+    def _check_training_by_ort(self) -> None:
+        """Raises UserError if a flag excludes ONNX Runtime."""
         divides = self.distributed and STRATEGIES[self.strategy].divides
         drop_path = getattr(self, "drop_path", 0.0)
-        others += [
+        precision, reduced = f"--precision {self.precision}", self.precision not in ("auto", "fp32")
+        others = (
+            ("--device cuda", self.device == "cuda", "it trains on a CPU only"),
+            (precision, reduced, "it computes in float32"),
             ("--compile", self.compile, "torch.compile is another engine"),
             ("--cuda_graphs", self.cuda_graphs == "on", "CUDA graphs are another engine"),
             (f"--fused {self.fused}", self.fused != "none", "the fused modules are PyTorch's"),
@@ -177,5 +182,5 @@ class EngineSettings(Config):
                 drop_path > 0,
                 "a resumed run could not repeat its random numbers",
             ),
-        ]
+        )
         refuse_beside("--engine ort", others)

@@ -26,7 +26,7 @@ def is_published(source: str | None) -> bool:
 
 @dataclass
 class TransferSettings(Config):
-    # Settings of a model that matter to what lies before its head alone.
+    # Settings that affect the backbone alone: without effect where only the head is trained.
     of_backbone: ClassVar[Collection[str]] = ()
 
     pretrained: str | None = transfer_flag(

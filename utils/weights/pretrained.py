@@ -1,4 +1,4 @@
-"""Pretrained weights from files and runs (ImageNet weights: imagenet.py).
+"""Pretrained weights from files and runs (published weights: published.py).
 
 `load_pretrained` reads them, `fit_weights` copies all or none of them into a model.
 """

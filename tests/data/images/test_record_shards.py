@@ -340,8 +340,7 @@ def test_packing_goes_on_where_it_was_stopped(tree, capsys):
     untouched = os.stat(shards[0]).st_mtime_ns
     shards[1].unlink()
     (folder / ".writing-1-train-00001").write_bytes(b"half of one")
-    assert pack.main([str(tree), "--to", "tar", "--output", str(folder),
-                      "--shard_size", "0.0007"]) == 0  # fmt: skip
+    assert pack.main([str(tree), "--output", str(folder), "--shard_size", "0.0007"]) == 0
     assert "--dataset tar" in capsys.readouterr().out
     assert {shard: shard.read_bytes() for shard in shards} == contents
     assert os.stat(shards[0]).st_mtime_ns == untouched and not list(folder.glob(".writing*"))
@@ -383,7 +382,7 @@ def test_a_test_folder_without_classes_is_not_packed(tree, capsys):
     for path in (tree / "test").glob("*/"):
         path.rmdir()
     output = tree.parent / "out"
-    assert pack.main([str(tree), "--to", "tar", "--output", str(output)]) == 0
+    assert pack.main([str(tree), "--output", str(output)]) == 0
     assert "note: test/ has no classes: 12 pictures for --predict" in capsys.readouterr().out
     assert len(load(output, "tar").test) == 4
 
@@ -403,7 +402,7 @@ def test_packing_stops_at_an_error_that_may_pass(tree, monkeypatch):
 
 
 def test_what_cannot_be_packed(tree, capsys):
-    arguments = [str(tree), "--to", "tar", "--output"]
+    arguments = [str(tree), "--output"]
     full = tree.parent / "full"
     full.mkdir()
     (full / "file").touch()

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -188,8 +189,8 @@ def published(tmp_path, monkeypatch):
     with open(folder / "test.csv", "w", encoding="utf-8") as file:
         file.write('"1","a title","Bush #39;s text"\n"4","b title","more\\text"\n')
     sums = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in folder.iterdir()}
-    ordered = {name: sums[name] for name in published_csv.AG_NEWS_SUMS}
-    monkeypatch.setattr(published_csv, "AG_NEWS_SUMS", ordered)
+    small = replace(published_csv.PUBLISHED["ag_news"], sums=sums)
+    monkeypatch.setitem(published_csv.PUBLISHED, "ag_news", small)
     return folder
 
 
@@ -220,9 +221,8 @@ def test_ag_news_is_downloaded_and_checked(published, tmp_path, monkeypatch):
     monkeypatch.setattr(published_csv, "download", download)
     source = open_text_data("ag_news", TextRequest(tmp_path / "new"))
     assert source.description == str(tmp_path / "new" / "ag_news_csv")
-    assert fetched == [
-        (published_csv.AG_NEWS_URL + name, md5) for name, md5 in published_csv.AG_NEWS_SUMS.items()
-    ]
+    ag_news = published_csv.PUBLISHED["ag_news"]
+    assert fetched == [(ag_news.url + name, ag_news.sums[name]) for name in published_csv.FILES]
     load(tmp_path / "new", "ag_news")
     assert len(fetched) == 2
 

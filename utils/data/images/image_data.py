@@ -58,6 +58,9 @@ class PictureRequest:
         cache_dir: folder of decoded and resized pictures and of indices.
         image_size: side in pixels; None: that of the data set, or chosen from the user's own
             pictures.
+        workers: how many pictures or files are read, decoded or resized at once; None: one per
+            core.
+        progress: show a bar on a terminal, or a plain line otherwise.
 
     These have an effect on pictures of the user's own only:
         on_bad: "error" or "skip", for files that cannot be decoded.
@@ -66,8 +69,6 @@ class PictureRequest:
         decode: "once", into the cache; "always", while training; "auto", by their size. Shards are
             always decoded while training.
         form: how a file becomes a picture; with "once" its `crop_ratio` is 1.
-        workers: threads that decode or resize; None: one per core.
-        progress: show a bar on a terminal, or a plain line otherwise.
         classes: of a trained model; all labelled pictures of an imagefolder, or of a list, are then
             both `train` and `test`.
 

@@ -204,7 +204,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m utils.data.images.pack", description=__doc__, allow_abbrev=False
     )
     parser.add_argument("folder", type=Path, help="pictures, as --dataset imagefolder takes them")
-    parser.add_argument("--to", choices=("tar",), default="tar", help="kind of shards")
     parser.add_argument("--output", type=Path, required=True, help="folder of the shards")
     parser.add_argument(
         "--shard_size", type=float, default=256, help="of a shard, in MB (default: 256)"

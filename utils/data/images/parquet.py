@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from utils.data.cache_folder import LOCK, progress_bar, remove_abandoned, temporary_folder
+from utils.data.cache_folder import LOCK, remove_abandoned, temporary_folder
 from utils.data.images.csv_lists import LABEL_NAMES
 from utils.data.images.encoded_data import load_encoded
 from utils.data.images.image_data import ImageData, PictureRequest
@@ -38,6 +38,7 @@ from utils.data.images.scanning import SplitFiles
 from utils.data.images.shards import divided, files_below, find_shards, listed_classes
 from utils.data.images.split_names import first_word
 from utils.data.images.tar import TarShard, add_sample
+from utils.data.progress import progress_bar
 from utils.errors import UserError, one_line
 from utils.files import reason, sync_folder
 from utils.plural import counted
@@ -192,8 +193,7 @@ def _unpack_all(
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with open(folder / LOCK, "ab") as lock:
-                with contextlib.suppress(OSError):  # without locks each process unpacks all
-                    fcntl.flock(lock, fcntl.LOCK_EX)
+                fcntl.flock(lock, fcntl.LOCK_EX)
                 remove_abandoned(folder)
                 todo = {root / name: path for name, path in unpacked.items() if not path.exists()}
                 _check_space(folder, root, todo)
@@ -266,7 +266,9 @@ def _ending(picture: bytes) -> str:
     return next((end for start, end in BEGINNINGS.items() if picture.startswith(start)), "jpg")
 
 
-# ---- folders of the hub: one for each configuration of a set, a variant of it -------------------
+# ---- configurations -----------------------------------------------------------------------------
+# A configuration is a variant of a data set, such as a selection of its classes; the hub gives each
+# a folder.
 
 NAMED = 5  # configurations in a message
 

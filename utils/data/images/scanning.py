@@ -18,10 +18,10 @@ from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 
-from utils.data.cache_folder import progress_bar
 from utils.data.images.decode import measure, raise_transient, strict_pillow, why
 from utils.data.images.image_data import PictureRequest
 from utils.data.images.records import HEAD, RECORD, FileState
+from utils.data.progress import progress_bar
 from utils.data.worker_process import SIGNALS
 from utils.plural import counted
 

@@ -51,6 +51,6 @@ def load_image_data(name: str, request: PictureRequest) -> ImageData:
         data = replace(data, source=f"{data.source}; {held_out}")
     if request.image_size in (None, data.train.shape[0]):
         return data
-    from utils.data.images.cache import resized  # with NumPy: --help goes without
+    from utils.data.images.cache import resized  # imports NumPy, which --help does without
 
     return resized(data, request)

@@ -120,7 +120,7 @@ def find_picture(content: bytes) -> tuple[int, int, int]:
         for _, start, end in _fields(content, *features[name], kind):
             for _, first, last in _fields(content, start, end, 1):
                 return first, last
-        raise ValueError("its picture or its label has no value")
+        raise ValueError(f"its {name.decode()} has no value")
 
     start, end = value_of(ENCODED, 1)
     label, _ = _varint(content, value_of(LABEL, 3)[0])

@@ -43,22 +43,22 @@ def open_imdb(name: str, request: TextRequest) -> TextSource:
     """
     data_dir = request.data_dir
     folders = [at for at in (data_dir / FOLDER, data_dir) if (at / "train" / "pos").is_dir()]
-    archive = data_dir / ARCHIVE
     if folders:
-        where, reviews = folders[0], _reviews_of(folders[0])
-        files = {"/".join(key): path for key, path in reviews.items()}
-    elif archive.is_file():
-        where, files = archive, {"archive": archive}
-    else:
-        raise UserError(
-            f"{data_dir} has neither {FOLDER}/ nor {ARCHIVE}: fetch {URL} and put it there, packed "
-            "or unpacked, or give --data_dir the folder that has it"
-        )
-
-    def load() -> TextData:
-        return _load(request, _read(reviews) if folders else _unpack(archive), where)
-
-    return TextSource(name, files, VERSION, str(where), load)
+        folder, reviews = folders[0], _reviews_of(folders[0])
+        return TextSource(
+            name, {"/".join(key): path for key, path in reviews.items()}, VERSION, str(folder),
+            lambda: _load(request, _read(reviews), folder),
+        )  # fmt: skip
+    archive = data_dir / ARCHIVE
+    if archive.is_file():
+        return TextSource(
+            name, {"archive": archive}, VERSION, str(archive),
+            lambda: _load(request, _unpack(archive), archive),
+        )  # fmt: skip
+    raise UserError(
+        f"{data_dir} has neither {FOLDER}/ nor {ARCHIVE}: fetch {URL} and put it there, packed or "
+        "unpacked, or give --data_dir the folder that has it"
+    )
 
 
 def _reviews_of(folder: Path) -> dict[Key, Path]:

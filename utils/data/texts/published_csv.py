@@ -8,8 +8,8 @@ Zhang, Zhao and LeCun, Character-level Convolutional Networks for Text Classific
 https://arxiv.org/abs/1509.01626.
 """
 
-import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from utils.data.download import download, refuse_strange_folder
@@ -20,12 +20,6 @@ from utils.errors import UserError
 
 URL = "https://s3.amazonaws.com/fast-ai-nlp/"
 FILES = ("train.csv", "test.csv")
-AG_NEWS_URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
-# File -> MD5, hexadecimal, as in torchtext (torchtext/datasets/ag_news.py).
-AG_NEWS_SUMS = {
-    "train.csv": "b1a00f826fdfbd249f79597b59e1dc12",
-    "test.csv": "d52ea96a97a2d943681189a97654912d",
-}
 INSTEAD = (
     "point --data_dir to a folder with train.csv and test.csv of AG News, take your own texts "
     "with --dataset csv, or the built-in ones with --dataset headlines"
@@ -37,13 +31,16 @@ class Published:
     """A published data set.
 
     `texts` is the number of columns with text; None: columns are guessed for each file by itself.
-    `escaped` says whether the end of a line is written as \\n.
+    `escaped` says whether the end of a line is written as \\n. `url` is where its files are
+    downloaded from; None: they are too large. `sums`: file -> MD5, hexadecimal, if they are.
     """
 
     folder: str
     classes: tuple[str, ...]
     texts: int | None
     escaped: bool = True
+    url: str | None = None
+    sums: Mapping[str, str] = field(default_factory=dict)
 
 
 STARS = ("1 star", *(f"{stars} stars" for stars in range(2, 6)))
@@ -51,7 +48,15 @@ POLARITY = ("negative", "positive")
 PUBLISHED = {
     # There are copies in which title and description are joined.
     "ag_news": Published(
-        "ag_news_csv", ("World", "Sports", "Business", "Sci/Tech"), texts=None, escaped=False
+        "ag_news_csv",
+        ("World", "Sports", "Business", "Sci/Tech"),
+        texts=None,
+        escaped=False,
+        url="https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/",
+        sums={  # as in torchtext (torchtext/datasets/ag_news.py)
+            "train.csv": "b1a00f826fdfbd249f79597b59e1dc12",
+            "test.csv": "d52ea96a97a2d943681189a97654912d",
+        },
     ),
     "dbpedia": Published(
         "dbpedia_csv",
@@ -86,43 +91,44 @@ def line_end_of(dataset: str) -> str | None:
 
 
 def open_published(name: str, request: TextRequest) -> TextSource:
-    """Looks for train.csv and test.csv in the published folder in `data_dir`, then in `data_dir`.
+    """Looks for train.csv and test.csv as `_find` does.
 
     Raises:
         UserError: they are missing, or a download failed.
     """
-    find = _find_ag_news if name == "ag_news" else _find
-    files = {path.stem: path for path in find(name, request.data_dir)}
+    files = {path.stem: path for path in _find(name, request.data_dir)}
     folders = dict.fromkeys(str(path.parent) for path in files.values())
     return TextSource(name, files, VERSION, ", ".join(folders), lambda: _load(name, request, files))
 
 
-def _find_ag_news(name: str, data_dir: Path) -> list[Path]:
-    """A file that is in neither folder is downloaded to the former, and its checksum verified."""
+def _find(name: str, data_dir: Path) -> list[Path]:
+    """Finds each file in its published folder or in `data_dir`; downloads a missing one to the
+    published folder and verifies its checksum."""
+    published = PUBLISHED[name]
+    home = data_dir / published.folder
     files = []
-    for file, checksum in AG_NEWS_SUMS.items():
-        home = data_dir / PUBLISHED[name].folder / file
-        files.append(next(filter(os.path.isfile, (home, data_dir / file)), home))
-        if not os.path.isfile(files[-1]):
+    for file in FILES:
+        there = [path for path in (home / file, data_dir / file) if path.is_file()]
+        if not there:
+            if published.url is None:
+                raise _missing(name, data_dir)
             refuse_strange_folder(data_dir, name)
-            download(AG_NEWS_URL + file, home, checksum, hint=INSTEAD)
+            download(published.url + file, home / file, published.sums[file], hint=INSTEAD)
+        files.append(there[0] if there else home / file)
     return files
 
 
-def _find(name: str, data_dir: Path) -> list[Path]:
+def _missing(name: str, data_dir: Path) -> UserError:
+    """That the files are not there, and what to do."""
     published = PUBLISHED[name].folder
-    home = data_dir / published
-    for folder in (home, data_dir):
-        files = [folder / file for file in FILES]
-        if all(file.is_file() for file in files):
-            return files
     for end in (".tar.gz", ".tgz"):
         archive = data_dir / (published + end)
         if archive.is_file():
-            raise UserError(f"{archive} is still packed: tar -xzf {archive} -C {data_dir}")
-    raise UserError(
-        f"{home} does not have {' and '.join(FILES)} of {name}: fetch {URL}{published}.tgz, unpack "
-        f"it in {data_dir}, or give --data_dir the folder that has {published}/"
+            return UserError(f"{archive} is still packed: tar -xzf {archive} -C {data_dir}")
+    return UserError(
+        f"{data_dir / published} does not have {' and '.join(FILES)} of {name}: fetch "
+        f"{URL}{published}.tgz, unpack it in {data_dir}, or give --data_dir the folder that has "
+        f"{published}/"
     )
 
 
@@ -135,7 +141,7 @@ def _load(name: str, request: TextRequest, files: dict[str, Path]) -> TextData:
     samples = read_files(request, files, tuple(numbers), line_end_of(name))
     texts = {role: to_texts(part, numbers) for role, part in samples.items()}
     notes = notes_of(samples)
-    sums = AG_NEWS_SUMS if name == "ag_news" else {}
+    sums = published.sums
     changed = [file for file in sums if file_sum(files[Path(file).stem], "md5") != sums[file]]
     if changed:
         notes.append(f"{' and '.join(changed)}: not the published file of AG News, used as it is")

@@ -28,7 +28,7 @@ from tokenizers import (
     trainers,
 )
 
-from utils.data.cache_folder import progress_bar
+from utils.data.progress import progress_bar
 from utils.data.texts.files import reading
 from utils.data.texts.sources import MAX_TOKENS
 from utils.errors import UserError, one_line

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -37,7 +37,7 @@ from utils.training.local.averaging import (
     averagings_text,
     lengths_text,
 )
-from utils.training.local.in_turn import in_turn, loaders_of
+from utils.training.local.in_turn import in_turn
 from utils.training.local.norm_statistics import NormStatistics
 from utils.training.progress import LeftOut, Progress
 from utils.training.steps import Steps
@@ -81,6 +81,7 @@ class LocalSteps(Steps):
         strategy: of a single process, with the model.
         make_parts: (guard, progress) -> the parts of a worker's TrainStep, over that model.
         workers: how many there are, and which this process trains.
+        loaders: of the workers that this process trains, from `loaders_of`.
         exchange: with the other processes.
         rule: when they average.
         averages_state, make_outer: `with_state` and `make_outer` of Averaging.
@@ -97,6 +98,7 @@ class LocalSteps(Steps):
         strategy: Strategy,
         make_parts: Callable[[Guard, Progress], StepParts],
         workers: Workers,
+        loaders: Sequence[Loader],
         exchange: Exchange,
         rule: SyncRule,
         progress: Progress,
@@ -108,7 +110,7 @@ class LocalSteps(Steps):
     ):
         self.strategy, self.workers, self.exchange = strategy, workers, exchange
         self.rule, self.progress, self.seed = rule, progress, seed
-        self.statistics, self.say = statistics, say
+        self.loaders, self.statistics, self.say = loaders, statistics, say
         self.model, self.rounds = strategy.model, Rounds()
         self._over_workers = WorkerMean(workers, exchange)
         self.own = self._make_workers(make_parts)
@@ -129,7 +131,6 @@ class LocalSteps(Steps):
         self._pending = False  # the active worker has passes whose update is to come
         self._samples, self._share = 0, 0.0  # in these passes, and what each worker would have
         self._mean: Mean | None = None  # of this step
-        self._loaders: list[Loader] | None = None  # that of the run, and those of the workers
         # As of the last `read_sums`:
         self._left_out = [0] * workers.size  # steps of each worker
         self.left_out_by = ""  # names those that had left out further ones
@@ -166,16 +167,11 @@ class LocalSteps(Steps):
     # ---- a step ---------------------------------------------------------------------------------
 
     def batches(self, loader: Loader, epoch: int, start_step: int = 0) -> Generator[Batch]:
-        return in_turn(self._loaders_of(loader), epoch, start_step)
+        """Those of `loaders`, which were made from `loader`."""
+        return in_turn(self.loaders, epoch, start_step)
 
     def largest(self, loader: Loader) -> int:
-        return max(each.largest() for each in self._loaders_of(loader))
-
-    def _loaders_of(self, loader: Loader) -> list[Loader]:
-        """Made once, as they keep open what they read from."""
-        if self._loaders is None or self._loaders[0] is not loader:
-            self._loaders = [loader, *loaders_of(loader, self.workers.own)]
-        return self._loaders[1:]
+        return max(each.largest() for each in self.loaders)
 
     def start(self) -> None:
         for worker in self.own:
