@@ -22,10 +22,10 @@ from utils.inference.export_samples import (
     plain_copy,
     samples_for,
 )
-from utils.machine.packages import silenced
+from utils.machine.silence import silenced
 from utils.packed import PackedTokens
 from utils.plural import counted
-from utils.training.hardware import forward_flops
+from utils.training.flops import forward_flops
 from utils.weights.card import ModelCard, TextCard
 
 # Largest differences in float32 between PyTorch and another engine: of probabilities, and of their
