@@ -1,6 +1,6 @@
 """From the command line of a search to its exit code: `python -m tuning.entry resnet50 --flag ...`.
 
-The scripts tuning/*_tuning.sh start it; each tunes the entry script that has its name.
+tuning/NAME_tuning.sh starts it with NAME, and so tunes NAME_test.py.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ class Target:
         self.settings_class, self.search_class = entry.Settings, Settings
         self.model_name, self.script = entry.model_name, Path(entry.__file__).resolve()
         self.space = space
-        text = entry.__doc__ or self.script.name
-        self.description = text.splitlines()[0].replace("Trains", "Searches settings for")
+        line = (entry.__doc__ or "").partition("\n")[0]
+        is_usual = line.startswith("Trains ")
+        trained = line.removeprefix("Trains ") if is_usual else f"{self.script.name}."
+        self.description = f"Searches settings for {trained}"
 
 
 def target_of(name: str) -> Target:
@@ -79,7 +81,13 @@ def search(target: Target, argv: list[str], program: str = "%(prog)s") -> int:
 
 def main(argv: list[str]) -> int:
     """`argv`: the name of an entry, as `target_of` takes it, and flags."""
-    name, *flags = argv
+    name, *flags = argv or [""]
+    spaces = Path(__file__).parent.glob("*_space.yaml")
+    names = sorted(path.name.removesuffix("_space.yaml") for path in spaces)
+    if name not in names:
+        known = ", ".join(names)
+        print(f"error: python -m tuning.entry NAME --flag ...: NAME is {known}", file=sys.stderr)
+        return 2
     return search(target_of(name), flags, f"bash tuning/{name}_tuning.sh")
 
 

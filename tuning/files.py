@@ -12,24 +12,25 @@ from pathlib import Path
 from optuna.storages.journal import JournalFileBackend
 
 from utils.errors import UserError
-from utils.files import reason
+from utils.files import reason, remedy
 
-# A remedy, for `told`.
-MAKE_ROOM = "; make room, then start the same command again"
+AGAIN = ", then start the same command again"  # the end of a message
 
 
 @contextlib.contextmanager
-def told(where: object, remedy: str = "") -> Iterator[None]:
+def as_user_error(where: object, written: Path | None = None, end: str = "") -> Iterator[None]:
     """Raises UserError in place of an OSError of the block.
 
     Args:
         where: the file or flag that the message begins with.
-        remedy: how the message ends.
+        written: the file or folder that the block writes to: the message says what to do about it.
+        end: of the message.
     """
     try:
         yield
     except OSError as error:
-        raise UserError(f"{where}: {reason(error)}{remedy}") from None
+        way = "" if written is None else f"; {remedy(error, written)}"
+        raise UserError(f"{where}: {reason(error)}{way}{end}") from None
 
 
 @contextlib.contextmanager
@@ -50,9 +51,12 @@ def take_lock(path: Path) -> int | None:
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         os.close(handle)
         return None
+    except OSError:
+        os.close(handle)
+        raise
     return handle
 
 
@@ -64,17 +68,17 @@ class Journal(JournalFileBackend):
 
     def __init__(self, path: Path):
         self.path = path
-        with self._told():
+        with self._as_user_error():
             super().__init__(str(path), _JournalLock(path))  # type: ignore[arg-type]  # its methods
 
-    def _told(self) -> contextlib.AbstractContextManager:
-        return told(self.path, "; make room or repair it; the same command then goes on")
+    def _as_user_error(self) -> contextlib.AbstractContextManager:
+        return as_user_error(self.path, self.path, "; the same command then goes on")
 
     def read_logs(self, log_number_from: int) -> list[dict]:  # type: ignore[override]  # a list
         """The complete lines from `log_number_from` on, without one that is still being written."""
         logs: list[dict] = []
         try:
-            with self._told():
+            with self._as_user_error():
                 for log in super().read_logs(log_number_from):
                     logs.append(log)
         except ValueError:
@@ -83,7 +87,7 @@ class Journal(JournalFileBackend):
         return logs
 
     def append_logs(self, logs: list[dict]) -> None:
-        with self._told():
+        with self._as_user_error():
             super().append_logs(logs)
 
 

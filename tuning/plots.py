@@ -132,7 +132,7 @@ def _history(trials: list[FrozenTrial], rungs: list[Rung], chosen: int):
         score = complete[DEFAULT_TRIAL]
         axis.axhline(score, color=DEFAULT, ls="--", lw=1, label="default recipe")
     if chosen in complete:
-        axis.plot(chosen, complete[chosen], "*", ms=13, color=CHOSEN, label="handed over")
+        axis.plot(chosen, complete[chosen], ls="none", **OF_CHOSEN)
     axis.set_xlabel("trial")
     axis.set_ylabel("validation accuracy (%)")
     axis.xaxis.get_major_locator().set_params(integer=True)
@@ -183,7 +183,10 @@ def _slice(axis, trials, parameter: Parameter, rungs: list[Rung], chosen: int) -
         axis.set_xticks(range(len(choices)), [str(choice) for choice in choices])
     notes = ["fraction of the epochs"] if parameter.of_epochs else []
     notes += [f"{name} {', '.join(map(str, are))}" for name, are in parameter.when.items()]
-    axis.set_xlabel(f"{key}" + f" ({'; '.join(notes)})" * bool(notes))
+    label = key
+    if notes:
+        label += f" ({'; '.join(notes)})"
+    axis.set_xlabel(label)
     axis.grid(alpha=0.3)
 
 

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from optuna.trial import FrozenTrial, TrialState
 
 from tuning.confirm import Verdict
-from tuning.files import MAKE_ROOM, told
+from tuning.files import AGAIN, as_user_error
 from tuning.halving import DEFAULT_TRIAL, data_text
 from tuning.plots import draw_plots
 from tuning.recipe import as_flags, to_yaml
@@ -103,7 +103,7 @@ class Report:
         }
         text = to_yaml(recipe, head).encode("utf-8", "surrogateescape")
         # Another process may end at the same time.
-        with told(self.folder, MAKE_ROOM), self.study.held():
+        with as_user_error(self.folder, self.folder, AGAIN), self.study.held():
             replace_file(self.folder / "trials.csv", self.csv(rows).encode())
             replace_file(self.folder / "best.yaml", text)
             content = f"{to_json(summary, indent=1)}\n".encode()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuning.child import PARENT
-from tuning.files import MAKE_ROOM, told
+from tuning.files import AGAIN, as_user_error
 from tuning.recipe import to_yaml
 from utils.errors import UserError
 from utils.files import replace_file
@@ -89,7 +89,7 @@ class Runner:
             UserError: an error that every trial would meet.
         """
         failed = folder / "failure.txt"
-        with told(folder, MAKE_ROOM):
+        with as_user_error(folder, folder, AGAIN):
             if failed.exists():
                 return Outcome(failure=failed.read_text(encoding="utf-8").strip())
             if not self._is_finished(folder):

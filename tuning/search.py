@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from optuna.trial import TrialState
 
 from tuning.confirm import FINALISTS, Confirmation
-from tuning.files import told
+from tuning.files import as_user_error
 from tuning.flags import seconds
 from tuning.halving import DEFAULT_TRIAL, build_rungs, data_text
 from tuning.recipe import Recipe
@@ -111,7 +111,7 @@ class Search:
         return plan
 
     def _introduce(self, notes: list[str]) -> None:
-        with told(f"--output {self.folder}"):
+        with as_user_error(f"--output {self.folder}"):
             self.console.open_log(self.folder / "log.txt")
         say, settings = self.console.say, self.settings
         for note in notes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -165,8 +164,8 @@ class _Range:
 
     Args:
         name: of the setting; `key`: that of the range in the study.
-        where: it stands, for messages.
-        entry: of the file.
+        where: the file and key, printed in messages.
+        entry: the YAML below the setting.
         known: settings of the entry script.
 
     Attributes:
@@ -215,11 +214,16 @@ class _Range:
         raise UserError(f"{self.where}: {word} {given!r} is not a fraction of the epochs, 0 to 1")
 
     def parameter(self, recipe: Config, own_default: bool) -> Parameter:
-        """Args:
-        recipe: the settings under which it holds.
-        own_default: its default is that of the file, not of the recipe.
+        """Returns the Parameter of this range.
+
+        Args:
+            recipe: the settings under which it holds.
+            own_default: its default is that of the file, not of the recipe.
+
+        Raises:
+            UserError: the range is wrong.
         """
-        entry, where = self.entry, self.where
+        entry = self.entry
         default = getattr(recipe, self.name)
         if self.of_epochs:
             default = round((default or 0) / recipe.epochs, DIGITS)
@@ -227,21 +231,24 @@ class _Range:
             default = self.value(entry["default"], "default")
         grid = entry.get("grid") or []
         if not isinstance(grid, list):
-            raise UserError(f"{where}: grid: a list such as [0.1, 0.2] is needed")
+            raise UserError(f"{self.where}: grid: a list such as [0.1, 0.2] is needed")
         grid = tuple(self.value(point, "grid") for point in grid)
-        made = functools.partial(
-            Parameter, self.name, self.key, when=self.when, of_epochs=self.of_epochs
-        )
-        if "choices" in entry:
-            given = entry["choices"]
-            if {"low", "high", "scale"} & {*entry} or not isinstance(given, list) or len(given) < 2:
-                raise UserError(
-                    f"{where}: choices is a list of two or more, without low, high, scale"
-                )
-            choices = tuple(None if c is None else self.value(c, "choices") for c in given)
-            if default not in choices:
-                choices += (default,)
-            return made(None, None, "choice", choices, default, grid or choices)
+        return self._choices(default, grid) if "choices" in entry else self._numbers(default, grid)
+
+    def _choices(self, default, grid: tuple) -> Parameter:
+        entry, where, given = self.entry, self.where, self.entry["choices"]
+        if {"low", "high", "scale"} & {*entry} or not isinstance(given, list) or len(given) < 2:
+            raise UserError(f"{where}: choices is a list of two or more, without low, high, scale")
+        choices = tuple(None if c is None else self.value(c, "choices") for c in given)
+        if default not in choices:
+            choices += (default,)
+        return Parameter(
+            name=self.name, key=self.key, low=None, high=None, scale="choice", choices=choices,
+            default=default, grid=grid or choices, when=self.when, of_epochs=self.of_epochs,
+        )  # fmt: skip
+
+    def _numbers(self, default, grid: tuple) -> Parameter:
+        entry, where = self.entry, self.where
         scale = entry.get("scale", "linear")
         if scale not in SCALES:
             raise UserError(f"{where}: scale {scale!r} is not one of {', '.join(SCALES)}")
@@ -269,7 +276,11 @@ class _Range:
             low, high = min(low, default), max(high, default)
             note = f"{self.name}: its range is widened to {low:g} to {high:g}, to include the "
             note += "recipe's own"
-        return made(low, high, scale, (), default, grid, integer=integer, note=note)
+        return Parameter(
+            name=self.name, key=self.key, low=low, high=high, scale=scale, choices=(),
+            default=default, grid=grid, when=self.when, of_epochs=self.of_epochs, integer=integer,
+            note=note,
+        )  # fmt: skip
 
 
 def _reachable(ranges: list[_Range], config_class: type[Config], raw: dict) -> list[Parameter]:

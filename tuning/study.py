@@ -22,7 +22,7 @@ import yaml
 from optuna.storages import JournalStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from tuning.files import Journal, locked, take_lock, told
+from tuning.files import Journal, as_user_error, locked, take_lock
 from tuning.halving import ALLOWED, DEFAULT_TRIAL, SeededSampler, is_waiting, next_to_promote
 from tuning.space import Space
 from utils.errors import UserError
@@ -72,7 +72,7 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
         warnings.filterwarnings("ignore", module="optuna")
-        with told(f"--output {folder}"):
+        with as_user_error(f"--output {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             with self.held():
                 self._keep_plan(plan)
@@ -130,8 +130,8 @@ class Study:
         """A lock: no other process begins a trial or writes the report within it."""
         return locked(self.folder / ".lock")
 
-    def _told(self) -> contextlib.AbstractContextManager:
-        return told(f"--output {self.folder}", "; make room")
+    def _as_user_error(self) -> contextlib.AbstractContextManager:
+        return as_user_error(f"--output {self.folder}", self.folder)
 
     # ---- trials -------------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class Study:
 
         Raises UserError.
         """
-        with self._told(), self.held():
+        with self._as_user_error(), self.held():
             begun = self.begun()
             running = [
                 trial
@@ -183,7 +183,7 @@ class Study:
     def claim_to_end(self) -> Claim | None:
         """When time is up: the best waiting trial, if none but the default has finished. Raises
         UserError."""
-        with self._told(), self.held():
+        with self._as_user_error(), self.held():
             begun = self.begun()
             if any(t.state == TrialState.COMPLETE and t.number for t in begun):
                 return None
@@ -217,7 +217,7 @@ class Study:
     def confirmation(self, name: str) -> Iterator[tuple[Path, int | None]]:
         """The folder of a run with another seed, and its lock; None if another process holds it."""
         folder = self.folder / "confirm" / name
-        with self._told():
+        with self._as_user_error():
             lock = take_lock(folder / ".tuning")
         try:
             yield folder, lock

@@ -18,15 +18,14 @@ from utils.errors import UserError, one_line
 from utils.launch.environment import (
     LAUNCH_RUN,
     LaunchedAs,
-    check_launch_flags,
     die_with_launcher,
     launched,
     leave_launch,
     note_exit_code,
     previous_exit_code,
     set_environment,
-    take_launch_flags,
 )
+from utils.launch.flags import check_launch_flags, take_launch_flags
 from utils.launch.signals import Signals, StoppedBySignal
 from utils.machine.packages import mendable
 from utils.runs.run import Run

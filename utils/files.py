@@ -98,6 +98,15 @@ def denial(error: OSError) -> UserError | None:
     return UserError(f"{error.filename}: {reason(error)}")
 
 
+def remedy(error: OSError, folder: Path) -> str:
+    """What the user does about an error of writing into the folder, such as "make room"."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "make room"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"make {folder} writable"
+    return "check the disk"
+
+
 def reason(error: OSError) -> str:
     """The error in words, such as "No space left on device"."""
     return error.strerror or str(error)

@@ -29,7 +29,7 @@ from utils.check.context import (
 )
 from utils.check.links import expected, transports
 from utils.check.ranks import check_versions, folder_problem, judge, show_ranks
-from utils.check.run_check import check_memory, of_other_ranks
+from utils.check.run_check import add_findings_of_other_ranks, check_memory
 from utils.distributed import collectives
 from utils.distributed.collectives import Timing
 from utils.errors import UserError
@@ -376,7 +376,7 @@ def test_two_hosts_are_compared(one_gpu, tmp_path, ended):
     exchange.gather_json = lambda value: [
         value, [{"name": "fused modules", "verdict": FAILS, "text": "off"}]
     ]  # fmt: skip
-    of_other_ranks(check)
+    add_findings_of_other_ranks(check)
     assert report.findings[0]["text"] == "rank 1 on node2: off"
     with check.part("all-reduce", "the network"):
         raise RuntimeError("connection lost")

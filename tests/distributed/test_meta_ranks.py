@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from utils.distributed.sync_batch_norm import sync_batch_norms
-from utils.exchange import Exchange, ModelTensors
+from utils.exchange import Exchange
 from utils.mixup.meta import PolicyMixup, VirtualStep, sum_over_ranks
 from utils.mixup.mixing import Mixing
 from utils.mixup.policy import MixupPolicy
+from utils.model_tensors import ModelTensors
 from utils.models.transformer import Transformer
 from utils.packed import pack
 from utils.training.objective import mixed_cross_entropy

@@ -13,7 +13,7 @@ import transformer_test
 import vit_test
 from tuning.flags import READ_AS, TuningFlags
 from utils.errors import UserError
-from utils.launch.environment import FLAGS as LAUNCH_FLAGS
+from utils.launch.flags import FLAGS as LAUNCH_FLAGS
 from utils.optim.schedules import SCHEDULES
 from utils.optim.table import OPTIMIZERS
 from utils.runs.advice import phase_advice

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from utils.training.hardware import peak_of
+from utils.training.flops import peak_of
 
 pytestmark = [
     pytest.mark.gpu,

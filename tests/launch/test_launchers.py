@@ -13,7 +13,7 @@ from patience import PATIENCE
 
 from utils.errors import UserError
 from utils.launch import environment
-from utils.launch.environment import check_launch_flags, take_launch_flags
+from utils.launch.flags import check_launch_flags, take_launch_flags
 from utils.launch.launchers import (
     LaunchedAs,
     gpu_of,
@@ -223,14 +223,15 @@ def test_flags_that_agree_with_the_environment_are_not_used():
     assert told(ALONE, "--world_size=", "--host=") is None  # =$NAME of a variable that is not set
     assert take_launch_flags(["pictures", "--gpu_ids", "0", "1"], ()) == (
         ["pictures"],
-        {"gpu_ids": ["0,1"]},
+        {"gpu_ids": "0,1"},
     )
     assert take_launch_flags(["--gpu-ids", "0", "1", "pictures"], ()) == (
         ["pictures"],
-        {"gpu_ids": ["0,1"]},
+        {"gpu_ids": "0,1"},
     )
     assert take_launch_flags(["--gpu_ids", "", "pictures"], ()) == (["pictures"], {})
     assert told(ALONE, "--gpu_ids", "0,") and told(TWO, "--gpu_ids", "0, 1")
+    assert told(TWO, "--world_size", "02", "--rank", "01")
     assert told(ALONE, "--gpu_ids", "2,3", visible="2, 3")
     assert told(ALONE, "--host=") is None  # --host=$HOST where that is not set
 
@@ -239,16 +240,17 @@ def test_flags_that_agree_with_the_environment_are_not_used():
     ("place", "argv", "message"),
     [
         (ALONE, ["--world_size", "4"], "NPROC=4 bash run_distributed.sh"),
+        (ALONE, ["--world_size", "two"], "--world_size two: a whole number is needed"),
         (ALONE, ["--rank", "1"], "set RANK and WORLD_SIZE"),
         (ALONE, ["--local_rank", "1"], "process 0 of 1; start the processes by NPROC=N"),
         (ALONE, ["--gpu_ids", "0,1"], "CUDA_VISIBLE_DEVICES=0,1 bash run_distributed.sh"),
         (ALONE, ["--gpu_ids", "2"], "CUDA_VISIBLE_DEVICES=2 python"),
         (ALONE, ["--gpu_ids", "-1"], "--device cpu"),
-        (TWO, ["--world_size", "4"], "process 1 of 2; start the processes by NPROC=4"),
-        (TWO, ["--rank", "0"], "--rank 0: by the environment this is process 1"),
+        (TWO, ["--world_size", "4"], "process 1 of 2; remove the flag, as the launcher"),
+        (TWO, ["--rank", "0"], "--rank 0: by the environment this is process 1 of 2; remove"),
         (TWO, ["--gpu_ids", "0"], "CUDA_VISIBLE_DEVICES=0"),
         (TWO, ["--world_size"], "--world_size needs a value"),
-        (TWO, ["--world_size", "x"], "--world_size x: by the environment"),
+        (TWO, ["--world_size", "x"], "--world_size x: a whole number is needed"),
     ],
 )
 def test_flags_that_contradict_the_environment_are_refused(place, argv, message):

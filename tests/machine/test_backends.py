@@ -59,7 +59,7 @@ def test_the_older_flags_can_be_read_afterwards(convolutions, matmuls):
 CODE = """
 import sys
 import torch
-from utils.machine.backends import keep_optimizers_eager
+from utils.machine.eager_optimizers import keep_optimizers_eager
 from utils.optim.factory import build_optimizer
 
 keep_optimizers_eager()

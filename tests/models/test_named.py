@@ -83,6 +83,9 @@ def test_models_that_cannot_be():
     refused("--model vit: ", "whole patches of 5", function=named.own_vit, classes=5, **PICTURES,
             patch_size=5, layers=1, dim=8, heads=2, ffn=8, pooling="cls", positions="learned",
             arguments={})  # fmt: skip
+    with pytest.raises(TypeError, match="dim"):
+        named.own_vit(5, **PICTURES, patch_size=8, layers=1, heads=2, ffn=8, pooling="cls",
+                      positions="learned", arguments={})  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ["act_layer=foo", "weight_init=foo"])

@@ -69,6 +69,14 @@ def test_parameters_that_join_later_count_on():
     assert optimizer.param_groups[0]["step"] == 4
 
 
+def test_a_setting_that_lamb_lacks_is_refused():
+    parameters = [nn.Parameter(torch.ones(3))]
+    with pytest.raises(TypeError, match="Lamb has no setting 'weight_decy'"):
+        Lamb(parameters, lr=0.01, weight_decy=0.1)
+    with pytest.raises(TypeError):
+        Lamb(parameters, 0.01, 0.1)  # not an exchange
+
+
 def test_parameters_of_other_dtypes_and_views_are_stepped():
     torch.manual_seed(0)
     wide = torch.randn(6, 8, dtype=torch.float64)

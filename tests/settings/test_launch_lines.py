@@ -10,7 +10,7 @@ import vit_test
 from tuning.entry import target_of
 from tuning.flags import for_trials
 from utils.errors import UserError
-from utils.launch.environment import take_launch_flags
+from utils.launch.flags import take_launch_flags
 from utils.settings.config import fields, parse
 
 SETTINGS = {

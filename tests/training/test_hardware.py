@@ -14,15 +14,8 @@ from utils.models.resnet import ResNet
 from utils.models.transformer import Transformer
 from utils.runs import make_trainer
 from utils.training import hardware
-from utils.training.hardware import (
-    FIGURES,
-    PEAKS,
-    Hardware,
-    Readings,
-    forward_flops,
-    hardware_text,
-    peak_of,
-)
+from utils.training.flops import PEAKS, forward_flops, peak_of
+from utils.training.hardware import FIGURES, Hardware, Readings, hardware_text
 
 # ---- operations ---------------------------------------------------------------------------------
 

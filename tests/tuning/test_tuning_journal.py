@@ -1,17 +1,19 @@
 """The journal of a study: half a line, damage, a full disk, several writers."""
 
+import errno
 import json
 import multiprocessing
 import os
 import resource
 import signal
+from pathlib import Path
 
 import optuna
 import pytest
 from optuna.storages import JournalStorage
 from small_disks import small_disk
 
-from tuning.files import Journal
+from tuning.files import AGAIN, Journal, as_user_error, take_lock
 from utils.errors import UserError
 
 
@@ -123,3 +125,29 @@ def test_a_folder_in_its_place_is_an_error(path):
     os.mkdir(path)
     with pytest.raises(UserError, match="Is a directory"):
         Journal(path).read_logs(0)
+
+
+def test_a_lock_that_another_holds_is_not_one_that_cannot_be_taken(tmp_path, monkeypatch):
+    held = take_lock(tmp_path / "lock")
+    assert held is not None and take_lock(tmp_path / "lock") is None
+    os.close(held)
+
+    def fail(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", fail)
+    with pytest.raises(OSError, match="No locks available"):
+        take_lock(tmp_path / "lock")
+
+
+@pytest.mark.parametrize(
+    ("number", "way"),
+    [
+        (errno.ENOSPC, "; make room, then start"),
+        (errno.EROFS, "; make /study writable, then start"),
+        (errno.EIO, "; check the disk, then start"),
+    ],
+)
+def test_an_error_says_what_to_do_about_it(number, way):
+    with pytest.raises(UserError, match=way), as_user_error("x", Path("/study"), AGAIN):
+        raise OSError(number, "text")

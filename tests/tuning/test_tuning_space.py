@@ -1,6 +1,7 @@
 """Space files and flags of a search: read, checked, refused in one line."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -8,7 +9,7 @@ from small_spaces import RESNET50, TRANSFORMER, space_of, tuned
 
 import resnet50_test
 import transformer_test
-from tuning.entry import main
+from tuning.entry import Target, main
 from tuning.flags import READ_AS, REFUSED, for_trials, seconds
 from utils.errors import UserError
 from utils.optim.table import OPTIMIZERS
@@ -266,3 +267,20 @@ def test_the_range_of_ngds_damping_depends_on_its_power():
     ):
         space, _, _ = space_of(RESNET50.space, "--ngd", *flags)
         assert [one.low for one in space.parameters if one.name == "ngd_alpha"] == [low]
+
+
+@pytest.mark.parametrize("argv", [[], ["resnet"], ["--help"]])
+def test_a_name_that_is_not_an_entry_is_a_line(argv, capsys):
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert "resnet50, transformer, vit" in error
+
+
+def test_the_description_of_a_search():
+    assert RESNET50.description.startswith("Searches settings for a ResNet on pictures: ")
+    for doc in (None, "", "Fits a model."):
+        entry = SimpleNamespace(
+            Settings=resnet50_test.Settings, model_name=None, __file__="/a/one_test.py", __doc__=doc
+        )
+        assert Target(entry, None).description == "Searches settings for one_test.py."

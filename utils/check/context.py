@@ -84,10 +84,10 @@ def part_of_check(
     process says it.
 
     Args:
-        name: of this part of the check.
-        advice: what to look at then.
-        missing: asked then which processes do not respond; returns text for the line.
-        before: called with what went wrong before the process ends.
+        name: of this part of the check; the error line begins with it.
+        advice: what the user looks at; the line ends with it.
+        missing: returns text for the line: which processes do not respond.
+        before: called with the line before the process ends.
     """
 
     def give_up(what: str) -> None:

@@ -98,7 +98,7 @@ def check_device(check: Check) -> None:
         report.add("optional packages", NOTE, missing)
     else:
         report.add("optional packages", OK, "all are installed")
-    of_other_ranks(check)
+    add_findings_of_other_ranks(check)
 
 
 def check_memory(check: Check) -> None:
@@ -116,7 +116,7 @@ def check_memory(check: Check) -> None:
         report.add("memory", OK, text)
 
 
-def of_other_ranks(check: Check) -> None:
+def add_findings_of_other_ranks(check: Check) -> None:
     """Adds what other ranks have found wrong with themselves to the report of the first."""
     told = check.run.exchange.gather_json(check.report.findings)
     said = {(found["name"], found["text"]) for found in told[0]}

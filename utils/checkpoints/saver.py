@@ -7,7 +7,6 @@ With many processes rank 0 writes; if the model is sharded, each rank writes its
 threads tell each other whether that succeeded.
 """
 
-import errno
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 from utils.checkpoints.checkpoint import RUN_INFO, Checkpoint, Checkpoints
 from utils.errors import UserError
 from utils.exchange import Exchange
-from utils.files import reason
+from utils.files import reason, remedy
 from utils.reporting.console import Console
 from utils.reporting.metrics import MetricsLog, NoMetrics
 
@@ -125,13 +124,8 @@ class Saver:
     def _line(self, error: OSError, step: int) -> str:
         before = [saved for saved in self.store.steps() if saved < step]
         last = f"that of step {before[-1]} is intact" if before else "there is none before it"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            remedy = "make room"
-        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            remedy = f"make {self.store.folder} writable"
-        else:
-            remedy = "check the disk"
-        return f"no checkpoint of step {step}: {reason(error)}; {last}; {remedy}"
+        way = remedy(error, self.store.folder)
+        return f"no checkpoint of step {step}: {reason(error)}; {last}; {way}"
 
     def _say(self, line: str | None) -> None:
         if line is not None and self.exchange.rank == 0:

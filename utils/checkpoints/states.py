@@ -101,8 +101,9 @@ def restore_optimizer(
 
 
 def random_states() -> dict[str, str]:
-    """Of this process: the weights at the start, dropout and stochastic depth draw from PyTorch's
-    generators; order and augmentation follow from seed, epoch and step."""
+    """Returns the states of PyTorch's generators in this process, for JSON. From these draw the
+    weights at the start, dropout and stochastic depth; order and augmentation follow from seed,
+    epoch and step."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states["cuda"] = torch.cuda.get_rng_state()

@@ -1,4 +1,5 @@
-"""The process group of a run: joined, found to be one run on the same data, agreed with, left."""
+"""The process group of a run: how a process joins it, checks that all are one run on the same data,
+agrees with the others, and leaves."""
 
 import contextlib
 import dataclasses
@@ -94,8 +95,8 @@ def _meeting_place(place: LaunchedAs, patience: datetime.timedelta) -> dist.Stor
 def meet(
     exchange: ProcessExchange, place: LaunchedAs, device: torch.device, settings: Mapping
 ) -> LaunchedAs:
-    """`place`, with its numbers on this machine, which torchrun knows, and other launchers may not.
-    Collective.
+    """Checks that the processes are one run. Returns `place` with its numbers on this machine,
+    which torchrun states and other launchers may not. Collective.
 
     Raises:
         UserError: the processes have different settings, so that they are not meant to be one run,

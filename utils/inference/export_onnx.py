@@ -18,7 +18,7 @@ from utils.inference.export_samples import (
     samples_for,
 )
 from utils.inference.onnx_model import OnnxSession, close, trace, traceable
-from utils.training.hardware import forward_flops
+from utils.training.flops import forward_flops
 from utils.weights.card import ModelCard, TextCard
 
 # Ten seconds of onnx.reference, which computes about 1e10 operations per second.

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from utils.engines.ort.session import import_onnxruntime
 from utils.errors import UserError, one_line
 from utils.inference.export_samples import PictureSamples, TextSamples, plain_copy
-from utils.machine.packages import silenced
+from utils.machine.silence import silenced
 from utils.packed import PackedTokens
 from utils.plural import counted
 

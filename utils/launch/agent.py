@@ -234,7 +234,7 @@ def children() -> list[int]:
 
 
 def kill_groups(processes: list[int]) -> None:
-    """Each of these, the leader of a process group, with its group."""
+    """Kills these processes, each with the process group that it leads."""
     for process in processes:
         with contextlib.suppress(OSError):
             os.killpg(process, signal.SIGKILL)

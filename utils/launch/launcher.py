@@ -17,7 +17,8 @@ from pathlib import Path
 
 from utils.errors import UserError, one_line
 from utils.launch.agent import run_agent
-from utils.launch.environment import LAUNCH_FOLDER, LAUNCH_RUN, take_launch_flags
+from utils.launch.environment import LAUNCH_FOLDER, LAUNCH_RUN
+from utils.launch.flags import take_launch_flags
 from utils.launch.hosts import (
     FOLLOW_STDIN,
     SSH,

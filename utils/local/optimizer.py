@@ -221,8 +221,8 @@ class LocalOptimizer(Optimizer):
 
 
 class OuterOptimizer:
-    """DiLoCo's: SGD with Nesterov momentum, once in a round, along the difference that the workers'
-    mean has made, as in torch.optim.SGD:
+    """DiLoCo's outer optimizer: SGD with Nesterov momentum, once in a round, along the difference
+    that the workers' mean has made, as in torch.optim.SGD:
 
         d = before - now                    the difference, in place of a gradient
         m = momentum * m + d
@@ -259,7 +259,7 @@ class OuterOptimizer:
         torch._foreach_copy_(self.parameters, self.before)
 
     def state_dict(self) -> dict[str, list[Tensor]]:
-        """Of references, equal on all workers."""
+        """The tensors themselves, not copies; equal on all workers."""
         return {"before": list(self.before), "buffers": list(self.buffers)}
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""How PyTorch works in this process: cuDNN's plans, the precision of float32, and a saved import.
+"""How PyTorch works in this process: cuDNN's plans, and the precision of float32.
 
 cuDNN makes an execution plan for each new shape and caches it. Convolutions (`search_plans`,
 `trial_plans`): benchmarking all plans of a shape takes seconds and finds a faster one than cuDNN's
@@ -9,12 +9,9 @@ itself. FlashAttention needs none.
 """
 
 import contextlib
-import functools
-import inspect
 from collections.abc import Iterator
 
 import torch
-from torch.optim import SGD, Adam, AdamW, Optimizer
 
 
 def search_plans(wanted: bool) -> None:
@@ -71,16 +68,3 @@ def float32_products(kind: str):
     finally:
         for backend, precision in before.items():
             backend.fp32_precision = precision
-
-
-@functools.cache  # a second time would take away the hooks that optimizers have got meanwhile
-def keep_optimizers_eager() -> None:
-    """Spares a process that compiles nothing two seconds of CPU time, a third of a short run.
-
-    Some methods of `torch.optim` import torch._dynamo at their first call, only to keep it out of
-    them. They become the functions without this wrapper.
-    """
-    for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
-        setattr(Optimizer, name, inspect.unwrap(getattr(Optimizer, name)))
-    for kind in (Adam, AdamW, SGD):
-        kind.step = torch.no_grad()(inspect.unwrap(kind.step))  # type: ignore[method-assign]

@@ -1,11 +1,6 @@
-"""Which packages are installed, what the missing ones are for, and how to keep them quiet."""
+"""Which packages are installed, and what the missing ones are for."""
 
-import contextlib
 import importlib.util
-import io
-import logging
-import warnings
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from utils.errors import UserError
@@ -103,21 +98,3 @@ def missing_text(packages: tuple[Package, ...]) -> str:
         return ""
     each = "; ".join(f"{package.name} for {package.purpose}" for package in missing)
     return f"missing: {each}: pip install {' '.join(package.name for package in missing)}"
-
-
-@contextlib.contextmanager
-def silenced() -> Iterator[None]:
-    """Hides warnings, log lines, and what Python code prints, such as those of PyTorch's exporters
-    to ONNX."""
-    before = logging.root.manager.disable
-    with (
-        warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.ERROR)
-        try:
-            yield
-        finally:
-            logging.disable(before)

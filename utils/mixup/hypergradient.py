@@ -85,7 +85,8 @@ def exact_product(
 
 @contextlib.contextmanager
 def _second_derivatives() -> Iterator[None]:
-    """Fused attention has none."""
+    """A context for differentiating twice: gradients are on, and attention is plain, since fused
+    attention has no second derivative."""
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         yield
 

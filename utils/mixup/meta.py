@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from utils.errors import UserError
-from utils.exchange import Exchange, ModelTensors
+from utils.exchange import Exchange
 from utils.mixup.hypergradient import (
     Weights,
     exact_hypergradient,
@@ -32,6 +32,7 @@ from utils.mixup.hypergradient import (
 )
 from utils.mixup.mixing import MixPlan, mix_pairs
 from utils.mixup.policy import MixupPolicy
+from utils.model_tensors import ModelTensors
 
 CleanBatch = tuple[Tensor | tuple, Tensor]  # inputs and targets
 

@@ -45,8 +45,11 @@ def timm_names(pattern: str = "*") -> list[str]:
     return names
 
 
-def own_vit(classes: int, *, patch_size: int, arguments: Mapping[str, Any], **sizes) -> nn.Module:
-    """A `ViT` (utils/models/vit.py), of whose arguments the `sizes` are.
+def own_vit(
+    classes: int, height: int, width: int, channels: int, *, patch_size: int, layers: int, dim: int,
+    heads: int, ffn: int, pooling: str, positions: str, arguments: Mapping[str, Any],
+) -> nn.Module:  # fmt: skip
+    """A `ViT` (utils/models/vit.py) of these sizes.
 
     Args:
         arguments: more of timm's VisionTransformer.
@@ -60,7 +63,10 @@ def own_vit(classes: int, *, patch_size: int, arguments: Mapping[str, Any], **si
         if name in SET_BY:
             raise UserError(f"--model_kwargs {name}: with --model vit {SET_BY[name]} decides it")
     try:
-        return ViT(classes, patch=patch_size, **sizes, **arguments)
+        return ViT(
+            classes, height, width, channels, patch_size, layers, dim, heads, ffn, pooling,
+            positions, **arguments,
+        )  # fmt: skip
     except Exception as error:
         raise UserError(f"--model vit{_given(arguments)}: {one_line(error, 300)}") from None
 

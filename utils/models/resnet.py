@@ -77,41 +77,21 @@ class DropPath(nn.Module):
 
 
 class Block(nn.Module):
-    """Convolutions conv1, conv2, ..., each with its BatchNorm bn1, bn2, ..., and a shortcut around
-    all; (n, inputs, h, w) -> (n, expansion * width, h / stride, w / stride).
-
-    Args:
-        downsample: the shortcut; None: the input itself.
-        drop_path: the rate.
-    """
+    """Convolutions, each with its BatchNorm, and a shortcut around all;
+    (n, inputs, h, w) -> (n, width * expansion, h / stride, w / stride)."""
 
     expansion: int
     fused = "none"  # see utils/fused
+    relu: nn.Module
+    downsample: nn.Module | None  # the shortcut; None: the input itself
+    drop_path: nn.Module
 
-    def __init__(
-        self, inputs: int, width: int, stride: int, downsample: nn.Module | None, drop_path: float
-    ):
-        super().__init__()
-        self.names = []
-        for number, conv in enumerate(self.convolutions(inputs, width, stride), 1):
-            self.names.append((f"conv{number}", f"bn{number}"))
-            self.add_module(f"conv{number}", conv)
-            self.add_module(f"bn{number}", nn.BatchNorm2d(conv.out_channels))
-        self.relu = nn.ReLU(inplace=True)
-        self.downsample = downsample
-        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
-
-    @staticmethod
-    def convolutions(inputs: int, width: int, stride: int) -> list[nn.Conv2d]:
+    def units(self) -> list[tuple[nn.Module, nn.Module]]:
+        """(convolution, norm) pairs from the input on; after the last one the shortcut is added."""
         raise NotImplementedError
 
-    @property
-    def last_norm(self) -> nn.Module:
-        """The one before the shortcut is added."""
-        return getattr(self, self.names[-1][1])
-
     def forward(self, x: Tensor, chain: Chain | None = None) -> Tensor:
-        units = [(getattr(self, conv), getattr(self, norm)) for conv, norm in self.names]
+        units = self.units()
         if is_fused(self, units[0][0].weight):
             shortcut = self.downsample or "input"
             return fused_block(x, units, shortcut, self.drop_path, chain, self.fused)
@@ -127,9 +107,20 @@ class BasicBlock(Block):
 
     expansion = 1
 
-    @staticmethod
-    def convolutions(inputs: int, width: int, stride: int) -> list[nn.Conv2d]:
-        return [_conv3x3(inputs, width, stride), _conv3x3(width, width)]
+    def __init__(
+        self, inputs: int, width: int, stride: int, downsample: nn.Module | None, drop_path: float
+    ):
+        super().__init__()
+        self.conv1 = _conv3x3(inputs, width, stride)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = _conv3x3(width, width)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = downsample
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def units(self):
+        return [(self.conv1, self.bn1), (self.conv2, self.bn2)]
 
 
 class Bottleneck(Block):
@@ -137,9 +128,22 @@ class Bottleneck(Block):
 
     expansion = 4
 
-    @staticmethod
-    def convolutions(inputs: int, width: int, stride: int) -> list[nn.Conv2d]:
-        return [_conv1x1(inputs, width), _conv3x3(width, width, stride), _conv1x1(width, 4 * width)]
+    def __init__(
+        self, inputs: int, width: int, stride: int, downsample: nn.Module | None, drop_path: float
+    ):
+        super().__init__()
+        self.conv1 = _conv1x1(inputs, width)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = _conv3x3(width, width, stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = _conv1x1(width, width * self.expansion)
+        self.bn3 = nn.BatchNorm2d(width * self.expansion)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = downsample
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def units(self):
+        return [(self.conv1, self.bn1), (self.conv2, self.bn2), (self.conv3, self.bn3)]
 
 
 class Stage(nn.Sequential):
@@ -212,7 +216,8 @@ class ResNet(nn.Module):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             elif zero_init_residual and isinstance(module, block):
-                nn.init.zeros_(module.last_norm.weight)
+                _, last_norm = module.units()[-1]
+                nn.init.zeros_(last_norm.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         chain = None

@@ -115,13 +115,18 @@ class MultiTensor(torch.optim.Optimizer):
         exchange: with the other ranks, where parameters are sharded. A copy by pickle or deepcopy
             is for a single process.
         settings: of DEFAULTS.
+
+    Raises:
+        TypeError: a setting is not in DEFAULTS.
     """
 
     DEFAULTS: ClassVar[dict]
     found_inf: Tensor | None = None
     exchange = Exchange()
 
-    def __init__(self, params, lr: float, exchange: Exchange | None = None, **settings):
+    def __init__(self, params, lr: float, *, exchange: Exchange | None = None, **settings):
+        for name in settings.keys() - self.DEFAULTS.keys():
+            raise TypeError(f"{type(self).__name__} has no setting {name!r}")
         self._prepared: dict[int, tuple[dict, list[Tensor], list[Parameters]]] = {}
         if exchange is not None:
             self.exchange = exchange

@@ -34,8 +34,9 @@ def count_step(group: dict, device: torch.device, flags: Flags) -> None:
 
 class WithNorms(Parameters):
     """Parameters of one group. Their steps lie in one flat tensor, sorted by size, so that one
-    kernel scales all parameters of a size. Those that have the group's first gradient count its
-    steps (`counts`). Norms are of whole parameters, where these are sharded over the ranks."""
+    kernel scales all parameters of a size. Norms are of whole parameters, where these are sharded
+    over the ranks. `counts`: these include the group's first parameter with a gradient, so they
+    count the group's steps."""
 
     def __init__(self, group: dict, parameters: list[Tensor], exchange: Exchange):
         order = sorted(range(len(parameters)), key=lambda i: parameters[i].numel())

@@ -184,7 +184,7 @@ def draw_mean_lambda(mean: np.ndarray, classes: list[str]) -> "Figure":
 
 def _heat_map(cells: np.ndarray, classes: list[str], label: str, written: Callable[[int, int], str],
               dark: np.ndarray, ticks: list | None = None, **colours):  # fmt: skip
-    """(figure, its axis): a figure for each pair of classes, in colours.
+    """Draws a coloured cell for each pair of classes; returns (figure, axis).
 
     Args:
         cells: (rows, columns), as many as there are classes or fewer; gray where NaN.

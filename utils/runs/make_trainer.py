@@ -27,8 +27,9 @@ from utils.tasks.mixing import build_meta, build_mixing_control, learns_pairs
 from utils.tasks.task import Task
 from utils.training.average import Average
 from utils.training.evaluation import evaluate
+from utils.training.flops import peak_of
 from utils.training.guard import Guard
-from utils.training.hardware import Hardware, peak_of
+from utils.training.hardware import Hardware
 from utils.training.log import TrainingLog
 from utils.training.progress import Progress
 from utils.training.steps import Steps

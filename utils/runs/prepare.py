@@ -21,7 +21,7 @@ from utils.tasks.kinds import Kind
 from utils.tasks.task import Task
 from utils.training.controls import Freeze
 from utils.training.evaluation import Evaluation, evaluate
-from utils.training.hardware import forward_flops
+from utils.training.flops import forward_flops
 from utils.training.keep_fp32 import keep_in_float32, names_of_modules, refuse_uncalled
 from utils.training.objective import Classification, Precision
 from utils.weights.pretrained import fit_weights, load_pretrained

@@ -150,8 +150,9 @@ class Run:
             import torch
 
         from utils.engines.ort.session import why_missing
-        from utils.machine.backends import keep_optimizers_eager, prefer_flash_attention
+        from utils.machine.backends import prefer_flash_attention
         from utils.machine.cores import usable_cores
+        from utils.machine.eager_optimizers import keep_optimizers_eager
         from utils.machine.free_cores import follow_free_cores
         from utils.machine.host_memory import keep_freed_memory
         from utils.training.objective import Precision, resolve_precision, why_slow

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.distributed.strategies.base import Strategy, saved_buffers
-from utils.exchange import names_of_shared
+from utils.model_tensors import names_of_shared
 
 
 class Average:

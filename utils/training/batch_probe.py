@@ -10,7 +10,6 @@ wraps it. FSDP, which divides the model, needs less than is found here.
 """
 
 import contextlib
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -97,7 +96,13 @@ def largest_that_fits(
 def first_that_fits(fits: Callable[[int], bool], count: int) -> int:
     """The smallest index below `count` for which `fits` is true, or `count` if there is none;
     `fits` must be true from there on. If none fits, the last call is `fits(count - 1)`."""
-    return 0 if fits(0) else bisect_left(range(count), True, 1, key=fits)
+    if fits(0):
+        return 0
+    low, high = 0, count  # low does not fit; high does, or is count
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from local_runs import assert_same_checkpoint, double_network, parameters_of
 from toy import history, make_trainer, network
 
 from utils.checkpoints.worker_rows import OPTIMIZER
-from utils.training.local.averaging import lengths_text
+from utils.training.local.rounds import lengths_text
 
 OUTER = {"lr": 0.7, "momentum": 0.9}
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from utils.errors import UserError
-from utils.exchange import Exchange, ModelTensors
+from utils.exchange import Exchange
+from utils.model_tensors import ModelTensors
 from utils.settings.distributed import STRATEGIES
 
 

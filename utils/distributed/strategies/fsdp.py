@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from utils.distributed.exchange import ProcessExchange
 from utils.distributed.strategies.base import Synchronous, saved_buffers
 from utils.errors import UserError
-from utils.exchange import Rows, names_of_shared
+from utils.exchange import Rows
+from utils.model_tensors import names_of_shared
 from utils.models.parts import blocks_of
 
 

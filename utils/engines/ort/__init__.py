@@ -6,3 +6,10 @@ autograd sees of it; `session.py` adds the gradient, runs it, and tries it in an
 
 Upstream has ended this part of ONNX Runtime: 1.19.2 is its last version.
 """
+
+from utils.errors import UserError
+
+
+def refusal(reason: str) -> UserError:
+    """That ONNX Runtime cannot train a model, and why."""
+    return UserError(f"--engine ort: {reason}; take --engine torch")

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from utils.engines.ort.session import refusal
+from utils.engines.ort import refusal
 from utils.errors import one_line
-from utils.machine.packages import silenced
+from utils.machine.silence import silenced
 from utils.mixup.mixing import MixPlan
 from utils.packed import PackedTokens
 
@@ -63,7 +63,7 @@ def smaller(tensors: dict[str, Tensor], count: int) -> dict[str, Tensor]:
 
 
 def kind_of(tensors: dict[str, Tensor]) -> tuple:
-    """Equal for arguments that a graph can take."""
+    """Equal for arguments that the same graph can take."""
     inputs = tensors["inputs"]
     size = inputs.shape[1:] if inputs.is_floating_point() else ()
     return tuple(tensors), inputs.dtype, size

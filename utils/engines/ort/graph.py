@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.dlpack import from_dlpack
 
+from utils.engines.ort import refusal
 from utils.engines.ort.export import PREFIX, export
-from utils.engines.ort.session import TrainingSession, import_onnxruntime, refusal, with_gradient
+from utils.engines.ort.session import TrainingSession, import_onnxruntime, with_gradient
 from utils.errors import UserError, one_line
 
 

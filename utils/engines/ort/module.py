@@ -13,9 +13,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from utils.distributed.strategies.base import Strategy
 from utils.engines.engine import Engine, RunFacts
+from utils.engines.ort import refusal
 from utils.engines.ort.export import Flat, first_of, kind_of, smaller, tensors_of
 from utils.engines.ort.graph import Graph, refusal_of
-from utils.engines.ort.session import refusal, rehearse, why_missing
+from utils.engines.ort.session import rehearse, why_missing
 from utils.reporting.console import Console
 
 # Samples of the first batch: those that the graph is traced and tried with, and those on which ONNX

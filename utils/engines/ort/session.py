@@ -20,6 +20,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from utils.engines.ort import refusal
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -55,11 +56,6 @@ def why_missing() -> str | None:
     if not hasattr(C, "TrainingAgent"):
         return f"the installed onnxruntime has no training core: {INSTALL}"
     return None
-
-
-def refusal(reason: str) -> UserError:
-    """That ONNX Runtime cannot train a model, and why."""
-    return UserError(f"--engine ort: {reason}; take --engine torch")
 
 
 @dataclass(frozen=True)

@@ -77,19 +77,26 @@ class NgdFlags:
     )
 
 
-def missing_flags(**flags) -> dict[str, object]:
+def missing_flags(
+    *,
+    ngd_norm: str = "fixed",
+    ngd_power: float | None = None,
+    ngd_momentum_first: bool | None = None,
+    ngd_adam: bool | None = None,
+    ngd_alpha: float | None = None,
+    **others,
+) -> dict[str, object]:
     """Defaults of those flags that are None: the paper's with steps as long as the gradient, else
     those that were found to be better (benchmarks/results/ngd.md)."""
-    fixed = flags.get("ngd_norm", "fixed") == "fixed"
-    given = flags.get("ngd_power")
-    power = (0.5 if fixed else 1.0) if given is None else given
-    defaults = {
-        "ngd_power": power,
-        "ngd_momentum_first": fixed,
-        "ngd_adam": fixed,
-        "ngd_alpha": 4.0 if power == 1 else 0.01,
+    fixed = ngd_norm == "fixed"
+    power = (0.5 if fixed else 1.0) if ngd_power is None else ngd_power
+    given_and_default = {
+        "ngd_power": (ngd_power, power),
+        "ngd_momentum_first": (ngd_momentum_first, fixed),
+        "ngd_adam": (ngd_adam, fixed),
+        "ngd_alpha": (ngd_alpha, 4.0 if power == 1 else 0.01),
     }
-    return {name: value for name, value in defaults.items() if flags.get(name) is None}
+    return {name: default for name, (given, default) in given_and_default.items() if given is None}
 
 
 def make(

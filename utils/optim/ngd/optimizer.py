@@ -134,13 +134,18 @@ class NGD(Optimizer):
         products: str = "float32",
         exchange: Exchange | None = None,
     ):
-        given = locals()
+        settings = {
+            "lr": lr, "momentum": momentum, "nesterov": nesterov, "dampening": dampening,
+            "weight_decay": weight_decay, "decoupled": decoupled, "alpha": alpha, "rank": rank,
+            "update_period": update_period, "eta": eta, "axes": axes, "norm": norm,
+            "power": power, "momentum_first": momentum_first, "adam": adam, "products": products,
+        }  # fmt: skip
         self._exchange = exchange or Exchange()
         self._batches: list[Batch] = []
         self._adams: list[AdamParameters] = []
         self._shares: list[Shares] = []
         self._signature: tuple | None = None
-        super().__init__(params, {name: given[name] for name in _SETTINGS})
+        super().__init__(params, settings)
 
     def add_param_group(self, param_group: dict) -> None:
         _check({**self.defaults, **param_group})

@@ -29,16 +29,10 @@ from utils.local.rules import SyncRule, simulate
 from utils.local.workers import Workers
 from utils.plural import counted
 from utils.training.guard import Guard
-from utils.training.local.averaging import (
-    Averaging,
-    Rounds,
-    WorkerMean,
-    amount_text,
-    averagings_text,
-    lengths_text,
-)
+from utils.training.local.averaging import Averaging, WorkerMean
 from utils.training.local.in_turn import in_turn
 from utils.training.local.norm_statistics import NormStatistics
+from utils.training.local.rounds import Rounds, amount_text, averagings_text, lengths_text
 from utils.training.progress import LeftOut, Progress
 from utils.training.steps import Steps
 from utils.training.train_step import StepParts, TrainStep
