@@ -254,13 +254,13 @@ class PictureSettings(Config):
             yield ("crop_padding", "padding_mode"), "--crop resized pads nothing", "crop"
         else:
             yield "crop_area", "only --crop resized has areas", "crop"
-        if self.val_is_validation and self.eval_every == 0:
-            reason = "--eval_every 0 never measures on that split"
-            yield "val_is_validation", reason, "eval_every"
-        if self.val_is_validation and not self.eval_data:
-            reason = "--val_is_validation leaves no test set"
-            yield ("report", "flip_test"), reason, "val_is_validation"
         if self.val_is_validation:
+            if self.eval_every == 0:
+                reason = "--eval_every 0 never measures on that split"
+                yield "val_is_validation", reason, "eval_every"
+            if not self.eval_data:
+                reason = "--val_is_validation leaves no test set"
+                yield ("report", "flip_test"), reason, "val_is_validation"
             reason = "--val_is_validation takes val/ for validation"
             yield ("test_fraction", "val_fraction"), reason, "val_is_validation"
         if (policy := self._auto_augment()) is not None and not policy.jitters:
