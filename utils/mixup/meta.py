@@ -13,14 +13,13 @@ the same as a single process with the same global batch.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.mixup.hypergradient import (
     Weights,
@@ -47,19 +46,6 @@ class Pairs(NamedTuple):
     partners: Tensor  # (m,) int64, the partners' classes
     lam: Tensor  # (m,) as in the plan
     plan: MixPlan | None = None  # where the model mixes
-
-
-@contextlib.contextmanager
-def second_derivatives() -> Iterator[None]:
-    """Raises UserError where a function of the model has no second derivative."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not str(error).startswith("derivative for "):
-            raise
-        raise UserError(
-            f"--meta_exact: this model has no second derivative ({error}); leave the flag out"
-        ) from None
 
 
 class VirtualStep:
@@ -92,7 +78,6 @@ class VirtualStep:
         self.tensors = tensors or ModelTensors(model)
         self.checkpointed = checkpointed
 
-    @second_derivatives()
     def batch_hypergradient(
         self, pairs: Pairs, lam: Tensor, clean: CleanBatch, lr: float
     ) -> Tensor:
@@ -111,7 +96,6 @@ class VirtualStep:
         hypergradient = exact_hypergradient if self.exact else fast_hypergradient
         return hypergradient(mixed, clean_loss, [weights[name] for name in names], lam, lr)
 
-    @second_derivatives()
     def step_hypergradients(
         self, pieces: list[Pairs], lams: list[Tensor], total: int, clean: CleanBatch, lr: float
     ) -> list[Tensor]:
