@@ -5,7 +5,6 @@ Not Optuna's own plots, which show only trials that reached the last stage: a fe
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -82,10 +81,7 @@ def importances(trials: list[FrozenTrial]) -> dict[str, float]:
     if len(study.trials) < LEAST_TRIALS:
         return {}
     # The best quarter against all: a tenth, the default, would be one or two of so few trials.
-    arguments = inspect.signature(PedAnovaImportanceEvaluator).parameters
-    # The second is its name in older versions.
-    name = "target_quantile" if "target_quantile" in arguments else "baseline_quantile"
-    evaluator = PedAnovaImportanceEvaluator(**{name: 0.25})  # type: ignore[arg-type]  # by name
+    evaluator = PedAnovaImportanceEvaluator(target_quantile=0.25)
     found = get_param_importances(study, evaluator=evaluator, normalize=True)
     return {n: fraction for n, fraction in found.items() if math.isfinite(fraction)}
 
