@@ -65,17 +65,16 @@ def convert(field: dataclasses.Field, value, where: str):
         if not isinstance(value, bool):
             raise wrong
         return value
-    if is_switch(meta) and isinstance(value, bool):
-        value = "on" if value else "off"
     if isinstance(value, bool):
-        if meta["bare"] is not None and value:
+        if is_switch(meta):
+            value = "on" if value else "off"
+        elif value and meta["bare"] is not None:
             return meta["bare"]
-        raise wrong
+        else:
+            raise wrong
     try:
         if kind is int and isinstance(value, float) and not value.is_integer():
             raise wrong
-        if kind is int and isinstance(value, str):
-            value = int(value)
         if kind is str and not isinstance(value, (str, int, float)):  # a list or mapping of YAML
             raise wrong
         value = kind(value)
