@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tuning.halving import DEFAULT_TRIAL, Rung, data_text
 from tuning.space import Parameter, Space, shown
+from utils.machine.packages import is_installed
 from utils.reporting.plots import save_figure
 
 # Colours of the rungs before the last, which has LAST.
@@ -34,10 +35,10 @@ def draw_plots(
     grid: bool,
 ) -> None:
     """history.png, slices.png, importance.png and learning_rate.png; grid.png if two settings
-    are tuned on a `grid`. Raises OSError."""
+    are tuned on a `grid`. None without matplotlib. Raises OSError."""
     done = [trial for trial in trials if trial.state.is_finished()]
     # If all trials failed, or none has finished yet, there is nothing to draw.
-    if not any(trial.intermediate_values for trial in done):
+    if not any(trial.intermediate_values for trial in done) or not is_installed("matplotlib"):
         return
     save_figure(_history(done, rungs, chosen), folder / "history.png")
     tuned = [p for p in space.parameters if len({t.params.get(p.key) for t in done} - {None}) > 1]

@@ -18,6 +18,7 @@ from tuning.recipe import as_flags, to_yaml
 from tuning.runner import Outcome
 from tuning.space import shown
 from utils.files import replace_file
+from utils.machine.packages import is_installed
 from utils.plural import counted
 from utils.reporting.console import aligned
 from utils.reporting.metrics import to_json
@@ -113,7 +114,8 @@ class Report:
                 grid=self.study.grid,
             )
         say(self.search.recipe.lr_rule(values))
-        say(f"recipe: {self.folder / 'best.yaml'}; table and plots beside it")
+        beside = "table and plots" if is_installed("matplotlib") else "table"
+        say(f"recipe: {self.folder / 'best.yaml'}; {beside} beside it")
 
     def values(self, number: int) -> dict:
         """The settings of a trial; those of the default if it has not finished."""

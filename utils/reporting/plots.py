@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 from utils.files import replace_file
+from utils.machine.packages import is_installed
 from utils.plural import counted
 from utils.reporting.console import epoch_text
 
@@ -18,7 +19,8 @@ MARKED_POINTS = 60
 
 
 def draw_curves(records: list[dict], path: Path, title: str) -> None:
-    """Draws the records of metrics.jsonl; replaces `path` atomically.
+    """Draws the records of metrics.jsonl; replaces `path` atomically. Without matplotlib nothing is
+    drawn.
 
     Faint lines are training figures of each log line, strong ones those of whole epochs. A star
     marks the epoch of the best validation accuracy, a dotted line each record with an "event".
@@ -28,6 +30,8 @@ def draw_curves(records: list[dict], path: Path, title: str) -> None:
     Raises:
         OSError: the file cannot be written.
     """
+    if not is_installed("matplotlib"):
+        return
     from matplotlib.figure import Figure
 
     further = [

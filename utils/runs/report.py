@@ -12,6 +12,7 @@ from utils.checkpoints.checkpoint import DamagedCheckpoint, read_checkpoint
 from utils.errors import UserError
 from utils.files import reason, replace_file
 from utils.launch.signals import StoppedBySignal
+from utils.machine.packages import is_installed
 from utils.plural import counted
 from utils.reporting.classes import draw_mean_lambda, summary_lines, write_class_report
 from utils.reporting.console import duration, epoch_text
@@ -214,7 +215,7 @@ class Report:
         meta = trainer.steps.meta
         mean_lambda = None if meta is None else meta.mean_lambda()
         writers = [lambda: draw_curves(trainer.log.metrics.read(), run.folder.curves, title)]
-        if mean_lambda is not None:
+        if mean_lambda is not None and is_installed("matplotlib"):
             policy = draw_mean_lambda(mean_lambda.numpy(), self.classes)
             writers += [lambda: save_figure(policy, run.folder.policy)]
         writers += [lambda: replace_file(run.folder.summary, text.encode())]

@@ -5,8 +5,10 @@ from functools import partial
 from pathlib import Path
 
 from utils.errors import UserError
+from utils.machine.packages import require
+from utils.reporting.trackers import wandb_mode
 from utils.setting import setting
-from utils.settings.actions import ACTIONS, Action, asked_for
+from utils.settings.actions import ACTIONS, TRAIN, Action, asked_for
 from utils.settings.config import Config
 
 run_flag = partial(setting, group="the run and its report", resume="free")
@@ -158,6 +160,10 @@ class RunSettings(Config):
         if not self.final_test:
             self._need_evaluations("--no_final_test")
         save_interval(self.save_every)
+        if self.export == "onnx":
+            require("--export onnx", "onnx", "onnxscript")
+        if self.action is TRAIN and wandb_mode(self.wandb, lambda note: None) != "disabled":
+            require(f"--wandb {self.wandb}", "wandb")
 
     @property
     def action(self) -> Action:

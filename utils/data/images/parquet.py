@@ -41,6 +41,7 @@ from utils.data.images.tar import TarShard, add_sample
 from utils.data.progress import progress_bar
 from utils.errors import UserError, one_line
 from utils.files import reason, sync_folder
+from utils.machine.packages import require
 from utils.plural import counted
 
 VERSION = 1  # of unpacking; part of the names of unpacked files
@@ -105,10 +106,9 @@ def load_parquet(request: PictureRequest) -> ImageData:
 @contextlib.contextmanager
 def _opened(path: Path):
     """A pyarrow.parquet.ParquetFile. Raises UserError, also for what is raised while it is open."""
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise UserError("--dataset parquet needs one more package: pip install pyarrow") from error
+    require("--dataset parquet", "pyarrow")
+    from pyarrow import ArrowException, parquet
+
     try:
         with parquet.ParquetFile(
             path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True

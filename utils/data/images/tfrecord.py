@@ -21,6 +21,7 @@ from utils.data.images.records import RECORD
 from utils.data.images.scanning import Bad, Scanned, entry
 from utils.errors import UserError
 from utils.files import reason
+from utils.machine.packages import require
 
 ENCODED, LABEL = b"image/encoded", b"image/class/label"
 HEADER, FOOTER = 12, 4  # bytes
@@ -83,12 +84,8 @@ def checksum() -> Callable[[bytes], int]:
     """The function that computes the checksums: CRC-32C, rotated and shifted.
 
     Raises UserError if the package for it is missing."""
-    try:
-        from google_crc32c import value
-    except ImportError as error:
-        raise UserError(
-            "--dataset tfrecord needs one more package: pip install google-crc32c"
-        ) from error
+    require("--dataset tfrecord", "google-crc32c")
+    from google_crc32c import value
 
     def masked(content: bytes) -> int:
         crc = value(content)
