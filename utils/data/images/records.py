@@ -186,7 +186,6 @@ class RecordReader:
 
     pictures: EncodedPictures
     augment: Any  # as in loader.py, or None
-    number: int = 0
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
