@@ -36,7 +36,7 @@ _DECODED_AT_ONCE = 64
 def load_encoded(
     name: str,
     root: Path,
-    files: dict[str, SplitFiles],
+    files: dict[str, list[Part]],
     request: PictureRequest,
     classes: list[str] | None,
 ) -> ImageData:
