@@ -222,15 +222,14 @@ class _Pictures:
         return files
 
     def _file(self, path: str) -> File:
-        place = os.path.join(self.root, path)
         try:
-            found = os.stat(place)
+            return File.at(self.root, path)
         except FileNotFoundError:
             return File(path, -1, 0)
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             why = reason(error) if isinstance(error, OSError) else error
+            place = os.path.join(self.root, path)
             raise UserError(f"cannot read {place!r}: {why}") from error
-        return File(path, found.st_size, found.st_mtime_ns)
 
 
 def _read_list(

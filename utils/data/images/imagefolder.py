@@ -127,7 +127,8 @@ def _list_all(root: Path, classes: list[str], cache_dir: Path) -> Listing:
     faults.tell()
     whole = Listing(root, classes, [], [], [], [])
     for word, part in parts.items():
-        whole.files.extend(f._replace(path=os.path.join(word, f.path)) for f in part.files)
+        for file in part.files:
+            whole.files.append(file._replace(path=os.path.join(word, file.path)))
         whole.labels.extend(part.labels)
         whole.strays.extend(part.strays)
         whole.notes.extend(part.notes)

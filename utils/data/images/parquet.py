@@ -202,8 +202,7 @@ def _unpack_all(
 
 
 def _unpacked_name(root: Path, name: str, columns: Columns) -> str:
-    state = os.stat(root / name)
-    what = [VERSION, name, state.st_size, state.st_mtime_ns, columns.image, columns.label]
+    what = [VERSION, *File.at(root, name), columns.image, columns.label]
     key = hashlib.sha256(json.dumps(what).encode()).hexdigest()
     return f"{Path(name).stem}-{key[:16]}.tar"
 

@@ -17,7 +17,7 @@ from utils.data.images.decoded import DecodedSplit, channel_statistics
 from utils.data.images.image_data import ImageData, PictureRequest, refuse_test_fraction
 from utils.errors import UserError
 
-MAX_FILE_BYTES = 320 << 20  # that are read of a file: twice the largest, CIFAR-100's train
+MAX_FILE_BYTES = 320 << 20  # twice the largest published one, CIFAR-100's train
 
 
 class Contents(NamedTuple):
@@ -62,7 +62,7 @@ class Published(ABC):
         return ImageData(self.name, classes, *statistics, train, test, fingerprint, str(source))
 
     def read_file(self, path: Path) -> bytes:
-        """Content of a file, of a larger one the beginning. UserError if it cannot be read."""
+        """The first MAX_FILE_BYTES of a file. Raises UserError if it cannot be read."""
         try:
             with open(path, "rb") as file:
                 return file.read(MAX_FILE_BYTES)

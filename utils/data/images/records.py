@@ -45,8 +45,8 @@ class File(NamedTuple):
     modified: int  # ns
 
     @classmethod
-    def at(cls, root: Path, path: str) -> File:
-        state = os.stat(root / path)
+    def at(cls, root: str | Path, path: str) -> File:
+        state = os.stat(os.path.join(root, path))
         return cls(path, state.st_size, state.st_mtime_ns)
 
 

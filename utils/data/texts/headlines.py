@@ -6,7 +6,7 @@ and each text has at least two. Some texts also quote a topic word of any class.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import combinations
 
 import numpy as np
@@ -90,7 +90,8 @@ def _load() -> TextData:
 def write_split(per_class: int, rng: np.random.Generator) -> Texts:
     """`per_class` texts of every class, in random order."""
     labels = rng.permutation(np.repeat(np.arange(len(CLASSES), dtype=np.int64), per_class))
-    return Texts([write(int(label), rng.random) for label in labels], labels)
+    draws = _draws(rng)
+    return Texts([write(int(label), lambda: next(draws)) for label in labels], labels)
 
 
 def write(label: int, draw: Callable[[], float]) -> str:
@@ -117,3 +118,9 @@ def write(label: int, draw: Callable[[], float]) -> str:
 
 def _pick(choices: list[str], draw: Callable[[], float]) -> str:
     return choices[int(draw() * len(choices))]
+
+
+def _draws(rng: np.random.Generator) -> Iterator[float]:
+    """Endless uniform numbers, drawn in blocks: a call of the generator for each would be slow."""
+    while True:
+        yield from rng.random(1 << 14).tolist()
