@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from utils.data.progress import progress_bar
 from utils.errors import UserError, network_cause
-from utils.files import sync_folder
+from utils.files import reason, sync_folder
 
 # What lies in a folder that data sets are downloaded into.
 DATA_SETS = re.compile(
@@ -77,8 +77,7 @@ def download(url: str, path: str | Path, checksum: str, *, hint: str) -> None:
     except _TransferError as error:
         raise UserError(f"cannot download {url}: {error}; {hint}") from error
     except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"cannot write {path}: {reason}; {hint}") from error
+        raise UserError(f"cannot write {path}: {reason(error)}; {hint}") from error
 
 
 def refuse_strange_folder(folder: Path, dataset: str) -> None:

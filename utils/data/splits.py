@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,23 @@ from utils.errors import UserError
 # For --test_fraction: the same samples are held out whatever --seed is, so that runs with other
 # seeds, or with the weights of another run, are measured on samples that none of them has seen.
 TEST_SEED = 0
+
+
+def divide(data: Any, val_fraction: float, subset: float | None, seed: int) -> tuple[Any, Any]:
+    """(training split, validation split) of an ImageData or TextData: with `val_fraction`, training
+    samples are held out for validation; `subset`, if it is not None, is taken of the others."""
+    train, val = data.train, data.val
+    if val_fraction:
+        train, val = split_off(train, val_fraction, seed, data.classes)
+    if subset is not None:
+        train = train.part(stratified_subset(train.labels, subset, seed))
+    return train, val
+
+
+def split_off(samples: Any, fraction: float, seed: int, classes: Sequence[str]) -> tuple[Any, Any]:
+    """A split in two, (kept, held out), as `stratified_split` does."""
+    kept, held_out = stratified_split(samples.labels, fraction, seed, classes)
+    return samples.part(kept), samples.part(held_out)
 
 
 def stratified_split(
@@ -57,6 +75,7 @@ def stratified_subset(labels: np.ndarray, amount: float | int, seed: int) -> np.
         raise UserError(
             f"--subset takes a fraction up to 1 or a whole number of samples, not {amount}"
         )
+    amount = int(amount) if amount > 1 else amount
     total = int(amount) if amount > 1 else _round(amount * len(labels))
     n_classes = len(np.unique(labels))
     if total > len(labels):

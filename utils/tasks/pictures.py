@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from utils.data.class_names import names_notes
@@ -16,7 +15,7 @@ from utils.data.images.dali import DaliGpuReader, DaliReader, require_dali
 from utils.data.images.image_data import ImageData, PictureRequest, PictureSplit
 from utils.data.images.sources import load_image_data
 from utils.data.loader import Loader
-from utils.data.splits import stratified_split, stratified_subset
+from utils.data.splits import divide
 from utils.data.workers import WorkerPool
 from utils.errors import UserError
 from utils.exchange import Exchange
@@ -216,23 +215,13 @@ def _check_repeats(settings: ImageSettings, samples: int, workers: Workers) -> N
 
 
 def _divide(data: ImageData, settings: ImageSettings) -> tuple[PictureSplit, PictureSplit | None]:
-    """(training split, validation split). Validation pictures are held out of the training
-    pictures before --subset is taken of the rest."""
-    chosen, val, labels = np.arange(len(data.train)), data.val, data.train.labels
-    if settings.val_fraction and val is not None:
+    """(training split, validation split): the data set's own, or one that is held out."""
+    if settings.val_fraction and data.val is not None:
         raise UserError(
             f"--val_fraction: {settings.data_dir} has a validation split of its own; leave the "
             "flag out"
         )
-    if settings.val_fraction:
-        chosen, held_out = stratified_split(
-            labels, settings.val_fraction, settings.seed, data.classes
-        )
-        val = data.train.part(held_out)
-    if settings.subset is not None:
-        amount = settings.subset if settings.subset <= 1 else int(settings.subset)
-        chosen = chosen[stratified_subset(labels[chosen], amount, settings.seed)]
-    return data.train if len(chosen) == len(data.train) else data.train.part(chosen), val
+    return divide(data, settings.val_fraction, settings.subset, settings.seed)
 
 
 def _resized(data: ImageData, val: Any, size: int) -> tuple[ImageData, PictureSplit | None]:

@@ -27,6 +27,7 @@ from utils.data.images.file_formats import picture_endings
 from utils.data.images.image_data import ImageData, PictureRequest
 from utils.data.images.imagenet import NoClasses, class_names, text_lines, told_apart
 from utils.data.images.listing import Listing, check_test_fraction, load_listings
+from utils.data.images.records import File
 from utils.data.images.shards import CLASSES
 from utils.data.images.split_names import ENDINGS, SPLITS, by_split, first_word, is_ignored
 from utils.data.texts.columns import find_column
@@ -47,7 +48,7 @@ LABEL_NAMES = (
 )
 
 
-def load_csv(request: PictureRequest) -> ImageData:
+def load_csv(name: str, request: PictureRequest) -> ImageData:
     """The pictures of the lists, which are in `encoding` (see `decode` in utils/data/texts), loaded
     by `load_listings`. A test list without classes, as of a competition, is left out.
 
@@ -88,14 +89,14 @@ def load_csv(request: PictureRequest) -> ImageData:
         rows = firsts["train"]
         held_out = [lists[split].name for split in listings if split != "train"]
         check_test_fraction(data_dir, held_out, test_fraction)
-        if repeats := len(train.paths) - len(rows):
+        if repeats := len(train.files) - len(rows):
             what = "with" if held_out else "without"
             remark += f", {what} {counted(repeats, 'repeated line')} of {lists['train'].name}"
         if not held_out:  # no picture is trained on and tested
-            lists_of = ("paths", "labels", "stats")
-            first = {name: [getattr(train, name)[row] for row in rows] for name in lists_of}
-            listings = {"all": replace(train, **first)}  # type: ignore[arg-type]
-    data = load_listings("csv", listings, replace(request, data_dir=folder))
+            files = [train.files[row] for row in rows]
+            labels = [train.labels[row] for row in rows]
+            listings = {"all": replace(train, files=files, labels=labels)}
+    data = load_listings(name, listings, replace(request, data_dir=folder))
     names = _names(folder, data.classes)
     return replace(data, classes=names, source=data.source + remark)
 
@@ -110,8 +111,8 @@ def listed_pictures(
     file, header = _file_column(table, pictures, image_column)
     rows = table.rows[header:]
     names = ["" if row.problem else (row.cells[file] or "").strip() for row in rows]
-    paths, _ = pictures.take(names, [row.line for row in rows], on_bad, note)
-    return names, [os.path.join(path.parent, found) for found in paths]
+    files = pictures.take(names, [row.line for row in rows], on_bad, note)
+    return names, [os.path.join(path.parent, file.path) for file in files]
 
 
 def _find_lists(data_dir: Path) -> dict[str, Path]:
@@ -189,12 +190,11 @@ class _Pictures:
 
     def take(
         self, names: list[str], lines: list[int], on_bad: str, note: Callable[[str], None]
-    ) -> tuple[list[str], list[tuple[int, int]]]:
-        """The paths and states of the pictures in `lines` of the list; `note` is given lines for
-        the user. Raises UserError if one is missing and `on_bad` is "error", or if all are."""
-        paths = [os.path.join(self.folder, name) for name in names]
-        states = [_state(os.path.join(self.root, path)) for path in paths]
-        missing = [row for row, name in enumerate(names) if states[row][0] < 0 or not name]
+    ) -> list[File]:
+        """The pictures in `lines` of the list; `note` is given lines for the user. Raises UserError
+        if one is missing and `on_bad` is "error", or if all are."""
+        files = [self._file(os.path.join(self.folder, name)) for name in names]
+        missing = [row for row, name in enumerate(names) if files[row].size < 0 or not name]
         still, example = [], ""
         for row in missing:
             found = self.find(names[row], len(missing) == len(names))
@@ -208,7 +208,7 @@ class _Pictures:
                 still.append(row)
                 continue
             example = example or f"{where} is taken for {found[0]}, and so on"
-            paths[row], states[row] = found[0], _state(os.path.join(self.root, found[0]))
+            files[row] = self._file(found[0])
         if example:
             note(example)
         if still:
@@ -219,7 +219,17 @@ class _Pictures:
             if on_bad == "error":
                 raise UserError(f"{what}: add them, or leave them out with --on_bad skip")
             note(what)
-        return paths, states
+        return files
+
+    def _file(self, path: str) -> File:
+        try:
+            return File.at(self.root, path)
+        except FileNotFoundError:
+            return File(path, -1, 0)
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            why = reason(error) if isinstance(error, OSError) else error
+            place = os.path.join(self.root, path)
+            raise UserError(f"cannot read {place!r}: {why}") from error
 
 
 def _read_list(
@@ -238,12 +248,12 @@ def _read_list(
         classes = sorted(set(labels), key=int if numbers else None)
     number = {label: i for i, label in enumerate(classes)}
     numbers_of = [number[label] for label in labels]
-    paths, states = [], []
+    files: list[File] = []
     with faults:
-        paths, states = pictures.take(names, lines, on_bad, notes.append)
-    listing = Listing(path.parent, classes, paths, numbers_of, states, [], notes)
+        files = pictures.take(names, lines, on_bad, notes.append)
+    listing = Listing(path.parent, classes, files, numbers_of, [], notes)
     first: dict[str, int] = {}
-    places = [listing.path(row) for row in range(len(paths))] or names
+    places = [listing.path(row) for row in range(len(files))] or names
     rows = [first.setdefault(os.path.normpath(place), row) for row, place in enumerate(places)]
     if differ := [(one, row) for row, one in enumerate(rows) if labels[row] != labels[one]]:
         one, row = differ[0]
@@ -309,7 +319,8 @@ def _first(table: Table) -> list[str]:
     return table.names or [(cell or "").strip() for cell in row.cells]
 
 
-def _known(names: list[str], known: tuple[str, ...]) -> list[int]:
+def known_columns(names: list[str], known: tuple[str, ...]) -> list[int]:
+    """The places of the names that are in `known`, in the order of these."""
     plain = [" ".join(name.lower().replace("_", " ").split()) for name in names]
     return [plain.index(name) for name in known if name in plain]
 
@@ -317,7 +328,7 @@ def _known(names: list[str], known: tuple[str, ...]) -> list[int]:
 def _file_column(table: Table, pictures: _Pictures, asked: str | None) -> tuple[int, bool]:
     """The column of the files, and whether a header names it."""
     names = _first(table)
-    if asked is None and (known := _known(names, FILE_NAMES)):
+    if asked is None and (known := known_columns(names, FILE_NAMES)):
         return known[0], table.names is None
     header = table.names is None and not any(map(pictures.find, names))
     named = names if header or table.names else []
@@ -345,7 +356,7 @@ def _columns(
     names, others = _first(table), [j for j in range(table.columns) if j != file]
     rows = [row.cells for row in table.rows[header:] if row.problem is None]
     named = names if header or table.names else []
-    label = [j for j in _known(named, LABEL_NAMES) if j != file]
+    label = [j for j in known_columns(named, LABEL_NAMES) if j != file]
     there = named if named else [str(j + 1) for j in others]
     if label_column is not None and (leads or label_column in there):
         label = [find_column(table, named, label_column, "--label_column")]
@@ -371,18 +382,6 @@ def _told(table: Table, columns: tuple[int, int, bool]) -> str:
     names = table.names or (table.rows[0].cells if header else None)
     where = [str(j + 1) if names is None else f"{j + 1} ({names[j]})" for j in (file, label)]
     return f"files in column {where[0]} and classes in {where[1]}{table.remark}"
-
-
-def _state(path: str) -> tuple[int, int]:
-    """(bytes, time of modification in ns); (-1, 0) if it is not there, a bad file then."""
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        return -1, 0
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        why = reason(error) if isinstance(error, OSError) else error
-        raise UserError(f"cannot read {path!r}: {why}") from error
-    return found.st_size, found.st_mtime_ns
 
 
 def _names(folder: Path, labels: list[str]) -> list[str]:

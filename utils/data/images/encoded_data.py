@@ -19,8 +19,8 @@ from utils.data.images.imagenet import told_apart
 from utils.data.images.notes import with_notes
 from utils.data.images.record_index import find_index
 from utils.data.images.records import EncodedPictures
-from utils.data.images.scanning import SplitFiles
-from utils.data.splits import TEST_SEED, stratified_split
+from utils.data.images.scanning import Part
+from utils.data.splits import TEST_SEED, split_off
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _DECODED_AT_ONCE = 64
 def load_encoded(
     name: str,
     root: Path,
-    files: dict[str, SplitFiles],
+    files: dict[str, list[Part]],
     request: PictureRequest,
     classes: list[str] | None,
 ) -> ImageData:
@@ -95,9 +95,8 @@ def by_use(
             trained model, is `train`, too.
     """
     if test_fraction is not None:
-        every = splits["all"]
-        kept, held_out = stratified_split(every.labels, test_fraction, TEST_SEED, classes)
-        splits = {"train": every.part(kept), "test": every.part(held_out)}
+        kept, held_out = split_off(splits["all"], test_fraction, TEST_SEED, classes)
+        splits = {"train": kept, "test": held_out}
     test, val = splits.get("test"), splits.get("val")
     if test is None:
         return {"train": splits["train"], "test": val, "val": None, "val_is_test": True}

@@ -10,6 +10,8 @@ import hashlib
 import itertools
 import json
 import os
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,8 +27,8 @@ from utils.data.images.encoded_data import (
 from utils.data.images.file_formats import open_image
 from utils.data.images.image_data import Form, ImageData, NoTestSet, PictureRequest
 from utils.data.images.notes import with_notes
-from utils.data.images.records import FileState
-from utils.data.images.scanning import FolderPart, SplitFiles
+from utils.data.images.records import File
+from utils.data.images.scanning import FolderPart
 from utils.data.splits import TEST_SEED
 from utils.errors import UserError
 from utils.plural import counted
@@ -34,6 +36,7 @@ from utils.plural import counted
 # Bytes of decoded pictures above which `decode="auto"` does not keep them.
 LARGEST_DECODED = 32 * 10**9
 FILES_AT_ONCE = 512  # that a task of indexing reads
+TRIED = 5  # files of a class, to tell the size of its pictures
 
 
 @dataclass(frozen=True)
@@ -42,14 +45,13 @@ class Listing:
 
     root: Path
     classes: list[str]
-    paths: list[str]  # relative to root, or absolute
+    files: list[File]  # their paths are relative to root, or absolute
     labels: list[int]
-    stats: list[tuple[int, int]]  # (bytes, time of modification in ns)
     strays: list[str]  # files beside the pictures that are none, such as notes.txt
     notes: list[str]  # for the user
 
     def path(self, number: int) -> str:
-        return os.path.join(self.root, self.paths[number])
+        return os.path.join(self.root, self.files[number].path)
 
 
 def check_test_fraction(data_dir: Path, held_out: list[str], fraction: float | None) -> None:
@@ -80,11 +82,13 @@ def load_listings(name: str, listings: dict[str, Listing], request: PictureReque
             f"{data_dir} has only the class {first.classes[0]!r}: a classifier needs two"
         )
     image_size = request.image_size or _choose_size(first)
-    size = sum(len(listing.paths) for listing in listings.values()) * 3 * image_size**2
+    size = sum(len(listing.files) for listing in listings.values()) * 3 * image_size**2
     if request.decode == "always" or (request.decode == "auto" and size > LARGEST_DECODED):
-        files = {split: _to_index(data_dir, listing) for split, listing in listings.items()}
+        parts: dict[str, list] = {
+            split: _parts(data_dir, listing) for split, listing in listings.items()
+        }
         request = replace(request, image_size=image_size)
-        data = load_encoded(name, data_dir, files, request, first.classes)
+        data = load_encoded(name, data_dir, parts, request, first.classes)
     else:
         data = _load_decoded(name, listings, request, image_size)
     notes = [note for listing in listings.values() for note in listing.notes]
@@ -100,7 +104,7 @@ def _load_decoded(
     if cache is None:
         source = f"{data_dir}, decoded into {folder}"
         sources = {
-            split: of_files([*map(one.path, range(len(one.paths)))], one.labels, form)
+            split: of_files([*map(one.path, range(len(one.files)))], one.labels, form)
             for split, one in listings.items()
         }
         classes = next(iter(listings.values())).classes
@@ -129,21 +133,18 @@ def _load_decoded(
 def _choose_size(listing: Listing) -> int:
     """The side of the pictures if they are square, equal and small, else DEFAULT_SIZE.
 
-    Judged by the first picture with a readable header among the first five files of each class.
+    Judged by the first picture with a readable header among the first files of each class.
     """
     sizes = set()
-    tried: dict[int, int] = {}
-    done = set()
-    for path, label in zip(listing.paths, listing.labels, strict=True):
-        if label in done or tried.get(label, 0) == 5:
+    tried: Counter[int] = Counter()
+    for number, label in enumerate(listing.labels):
+        if tried[label] == TRIED:
             continue
-        tried[label] = tried.get(label, 0) + 1
-        try:
-            with strict_pillow(), open_image(os.path.join(listing.root, path)) as image:
-                sizes.add(image.size)
-        except Exception:  # decoding reports it as a bad file
-            continue
-        done.add(label)
+        tried[label] += 1
+        # Any exception: decoding reports a bad file.
+        with suppress(Exception), strict_pillow(), open_image(listing.path(number)) as image:
+            sizes.add(image.size)
+            tried[label] = TRIED
     if len(sizes) == 1:
         width, height = sizes.pop()
         if width == height <= LARGEST_KEPT_SIZE:
@@ -157,24 +158,24 @@ def _key(listings: dict[str, Listing], image_size: int, form: Form) -> str:
 
     Neither `on_bad` nor the division of a single split changes the key.
     """
-    names = itertools.chain.from_iterable(listing.paths for listing in listings.values())
-    jpegs = all(name.lower().endswith((".jpg", ".jpeg")) for name in names)
+    files = itertools.chain.from_iterable(listing.files for listing in listings.values())
+    jpegs = all(file.path.lower().endswith((".jpg", ".jpeg")) for file in files)
     what = [VERSION, image_size, *form.key(jpegs)]
     digest = hashlib.sha256(json.dumps(what).encode())
     for name, listing in listings.items():
         digest.update(json.dumps([name, listing.classes]).encode())
-        lines = [
-            f"{path}\0{size}\0{modified}\0"
-            for path, (size, modified) in zip(listing.paths, listing.stats, strict=True)
-        ]
+        lines = [f"{path}\0{size}\0{modified}\0" for path, size, modified in listing.files]
         digest.update(os.fsencode("".join(lines)))
         digest.update(json.dumps(listing.labels).encode())
     return digest.hexdigest()
 
 
-def _to_index(data_dir: Path, listing: Listing) -> SplitFiles:
+def _parts(data_dir: Path, listing: Listing) -> list[FolderPart]:
+    """What is to be indexed; paths are relative to `data_dir`."""
     prefix = os.path.relpath(listing.root, data_dir)
-    names = [os.path.normpath(os.path.join(prefix, path)) for path in listing.paths]
-    pieces = [slice(start, start + FILES_AT_ONCE) for start in range(0, len(names), FILES_AT_ONCE)]
-    parts: list = [FolderPart(names[piece], listing.labels[piece]) for piece in pieces]
-    return SplitFiles(parts, [FileState(*state) for state in listing.stats])
+    files = [
+        file._replace(path=os.path.normpath(os.path.join(prefix, file.path)))
+        for file in listing.files
+    ]
+    pieces = [slice(start, start + FILES_AT_ONCE) for start in range(0, len(files), FILES_AT_ONCE)]
+    return [FolderPart(files[piece], listing.labels[piece]) for piece in pieces]

@@ -222,8 +222,6 @@ class EncodedLoader(PictureLoader):
     ):
         super().__init__(labels, width=pictures.size, **options)
         self._reader = reader(pictures, self.augment)
-        if self._pool is not None:
-            self._reader = self._pool.numbered(self._reader)
 
     def _gather(self, rows: np.ndarray, plan) -> Tensor | np.ndarray:
         return self._reader.pictures_of(self._opened, rows, plan)

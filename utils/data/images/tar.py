@@ -20,7 +20,7 @@ import numpy as np
 
 from utils.data.images.decode import raise_transient, why
 from utils.data.images.file_formats import picture_endings, unread_formats
-from utils.data.images.records import RECORD
+from utils.data.images.records import RECORD, File
 from utils.data.images.scanning import Bad, Scanned, entry
 from utils.errors import UserError
 from utils.files import reason
@@ -36,7 +36,7 @@ MOST_LABEL = 1 << 20  # bytes of a member with a label
 class TarShard:
     """A tar file."""
 
-    names: list[str]  # a single one
+    files: list[File]  # a single one
     labels = None
 
     def sample(self, path: str, key: str) -> str:
@@ -44,7 +44,7 @@ class TarShard:
         return f"{path}, member {key!r}"
 
     def scan(self, root: str, thorough: bool) -> Scanned:
-        path = os.path.join(root, self.names[0])
+        path = os.path.join(root, self.files[0].path)
         table, bad = [], []
         try:
             with open(path, "rb") as file:

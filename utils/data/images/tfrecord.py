@@ -17,7 +17,7 @@ from typing import BinaryIO
 import numpy as np
 
 from utils.data.images.decode import raise_transient, why
-from utils.data.images.records import RECORD
+from utils.data.images.records import RECORD, File
 from utils.data.images.scanning import Bad, Scanned, entry
 from utils.errors import UserError
 from utils.files import reason
@@ -31,11 +31,11 @@ HEADER, FOOTER = 12, 4  # bytes
 class TFRecordShard:
     """A file of records."""
 
-    names: list[str]  # a single one
+    files: list[File]  # a single one
     labels = None
 
     def scan(self, root: str, thorough: bool) -> Scanned:
-        path = os.path.join(root, self.names[0])
+        path = os.path.join(root, self.files[0].path)
         table, bad = [], []
         try:
             with open(path, "rb") as file:

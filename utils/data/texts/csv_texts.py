@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.data.splits import TEST_SEED, stratified_split
+from utils.data.splits import TEST_SEED, split_off
 from utils.data.texts.files import file_kind, read_text_file
 from utils.data.texts.rows import Samples, read_samples, whole_number
 from utils.data.texts.sources import TextData, TextRequest, Texts, TextSource
@@ -73,11 +73,9 @@ def _load(request: TextRequest, files: dict[str, Path]) -> TextData:
     texts = {role: to_texts(part, classes) for role, part in samples.items()}
     notes = notes_of(samples)
     if request.test_fraction is not None:
-        whole = texts["train"]
-        kept, held_out = stratified_split(whole.labels, request.test_fraction, TEST_SEED, classes)
-        texts["train"], texts["test"] = whole.part(kept), whole.part(held_out)
-        both = (texts[role].texts for role in ("train", "test"))
-        notes += repeated_texts("the test texts held out", *both)
+        train, test = split_off(texts["train"], request.test_fraction, TEST_SEED, classes)
+        texts["train"], texts["test"] = train, test
+        notes += repeated_texts("the test texts held out", train.texts, test.texts)
     classes, note = class_names(files["train"], classes, request.encoding)
     notes += [] if note is None else [note]
     return TextData(

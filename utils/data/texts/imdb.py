@@ -17,10 +17,9 @@ import numpy as np
 
 from utils.data.texts.clean import clean_text
 from utils.data.texts.csv_texts import repeated_texts
-from utils.data.texts.files import broken_text
+from utils.data.texts.files import broken_text, reading
 from utils.data.texts.sources import TextData, TextRequest, Texts, TextSource
 from utils.errors import UserError
-from utils.files import reason
 
 URL = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
 FOLDER, ARCHIVE = "aclImdb", "aclImdb_v1.tar.gz"
@@ -80,10 +79,9 @@ def _by_number(name: str) -> tuple[int, str]:
 
 def _read(files: dict[Key, Path]) -> Iterator[tuple[Key, bytes]]:
     for key, path in files.items():
-        try:
-            yield key, path.read_bytes()
-        except OSError as error:
-            raise UserError(f"cannot read {str(path)!r}: {reason(error)}") from error
+        with reading(path):
+            content = path.read_bytes()
+        yield key, content
 
 
 def _unpack(archive: Path) -> Iterator[tuple[Key, bytes]]:
