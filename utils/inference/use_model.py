@@ -32,7 +32,7 @@ from utils.runs.report import flip_text, report_classes
 from utils.runs.resume import which_weights
 from utils.runs.run import Run
 from utils.tasks.kinds import Kind
-from utils.tasks.texts import text_request
+from utils.tasks.text_data import text_request
 from utils.training.keep_fp32 import keep_in_float32
 from utils.weights.card import ModelCard
 
