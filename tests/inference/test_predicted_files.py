@@ -38,7 +38,7 @@ def test_the_output_is_no_file_that_is_read():
     refused("link.csv", "new.csv")
     check_output("new.csv", Path("pics/table.csv"))
     Path("texts.csv").write_text("line,text,class\n")
-    check_output("pics", Path("texts.csv"), of_pictures=False)  # the folder is refused later
+    check_output("pics", Path("texts.csv"), takes_folders=False)  # the folder is refused later
     check_output("absent.csv", Path("new.csv"))  # its absence is found out later
 
 
