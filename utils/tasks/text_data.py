@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+from utils.data.class_names import names_notes
 from utils.data.texts.cache import load_tokenized
 from utils.data.texts.csv_texts import CLASS_NAMES, class_names, notes_of, read_files, to_texts
 from utils.data.texts.published_csv import PUBLISHED
@@ -18,34 +19,46 @@ from utils.data.texts.token_store import (
 )
 from utils.data.texts.tokenizer import encode, tokenizer_from_json
 from utils.data.texts.tokenizer_request import TokenizerRequest
+from utils.exchange import Exchange
 from utils.plural import counted
+from utils.reporting.console import Console
 from utils.settings import TextSettings
 from utils.weights.card import TextCard
 
 
-def load_texts(settings: TextSettings, tokenizer: str | None) -> TokenizedData:
-    """Loads, splits and encodes the texts that the settings name.
+def load_texts(
+    settings: TextSettings, console: Console, exchange: Exchange, tokenizer: str | None
+) -> TokenizedData:
+    """Loads, splits and encodes the texts that the settings name; says what is lost of them.
 
     Args:
+        exchange: with the other ranks.
         tokenizer: JSON of the tokenizer that the weights were trained with; None: the settings name
             it.
     """
-    return load_tokenized(
-        settings.dataset,
-        text_request(settings),
-        TokenizerRequest(
-            settings.tokenizer,
-            settings.vocab_size,
-            settings.lowercase,
-            tokenizer,
-            settings.min_freq,
-            None if settings.vocab is None else Path(settings.vocab),
-        ),
-        cache_dir=settings.cache_dir,
-        val_fraction=settings.val_fraction,
-        subset=settings.subset,
-        seed=settings.seed,
-    )
+    with exchange.in_turn():  # one rank downloads and encodes, the others memory-map its files
+        data = load_tokenized(
+            settings.dataset,
+            text_request(settings),
+            TokenizerRequest(
+                settings.tokenizer,
+                settings.vocab_size,
+                settings.lowercase,
+                tokenizer,
+                settings.min_freq,
+                None if settings.vocab is None else Path(settings.vocab),
+            ),
+            cache_dir=settings.cache_dir,
+            val_fraction=settings.val_fraction,
+            subset=settings.subset,
+            seed=settings.seed,
+        )
+    encoded = {name: [split] for name, split in data.splits.items()}
+    resumed = settings.resume is not None
+    losses = lines_on_losses(encoded, data.tokenizer_json, settings.max_len, trained=resumed)
+    for note in data.notes + losses + [f"note: {line}" for line in names_notes(data.classes)]:
+        console.say(note)
+    return data
 
 
 def text_request(settings: TextSettings) -> TextRequest:

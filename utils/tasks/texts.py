@@ -6,11 +6,10 @@ from typing import ClassVar
 
 import torch
 
-from utils.data.class_names import names_notes
 from utils.data.texts.equal_tokens import EqualTokensLoader
 from utils.data.texts.loader import TextLoader
 from utils.data.texts.published_csv import line_end_of
-from utils.data.texts.token_store import TokenizedData, TokenSplit, lines_on_losses
+from utils.data.texts.token_store import TokenizedData, TokenSplit
 from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.local.workers import Workers
@@ -62,15 +61,7 @@ def load_text_task(
     """
     exchange = exchange or Exchange()
     workers = workers or Workers.divide(exchange.size, exchange.rank, exchange.size)
-    with exchange.in_turn():  # one rank downloads and encodes, the others memory-map its files
-        data = load_texts(settings, tokenizer)
-    encoded = {name: [split] for name, split in data.splits.items()}
-    resumed = settings.resume is not None
-    losses = lines_on_losses(encoded, data.tokenizer_json, settings.max_len, trained=resumed)
-    for note in data.notes + losses:
-        console.say(note)
-    for note in names_notes(data.classes):
-        console.say(f"note: {note}")
+    data = load_texts(settings, console, exchange, tokenizer)
     card = TextCard(
         tuple(data.classes),
         data.tokenizer_json,
@@ -101,26 +92,31 @@ def _make_loaders(
 ) -> TextTask:
     """The task with loaders of these splits, as the settings say; see `load_text_task`."""
     auto = auto_split(settings, data.train.labels)
-    options = {
-        "rank": workers.own[0],
-        "ranks": workers.size,
-        "accumulation": settings.accumulation_steps,
-        "shuffle": True,
-        "seed": settings.seed,
-        "mixing": build_mixing(
+    loader_class: type[TextLoader] = TextLoader
+    step: dict = {"step_size": settings.global_batch}
+    if settings.batch_tokens is not None:
+        loader_class = EqualTokensLoader
+        step = {"batch_tokens": settings.batch_tokens, "micro_batches": micro_batches}
+    train = _loader(
+        data.train,
+        settings,
+        device,
+        exchange,
+        loader_class,
+        **step,
+        rank=workers.own[0],
+        ranks=workers.size,
+        accumulation=settings.accumulation_steps,
+        shuffle=True,
+        seed=settings.seed,
+        mixing=build_mixing(
             settings,
             strength=None if auto is None else auto.strength,
             workers=workers.size,
             say=console.say,
         ),
-        "hold_out": auto and auto.hold_out,
-    }
-    if settings.batch_tokens is None:
-        options["step_size"] = settings.global_batch
-    else:
-        options |= {"batch_tokens": settings.batch_tokens, "micro_batches": micro_batches}
-    loader_class = TextLoader if settings.batch_tokens is None else EqualTokensLoader
-    train = _loader(data.train, settings, device, exchange, loader_class, **options)
+        hold_out=auto and auto.hold_out,
+    )
     test = _loader(data.test, settings, device, exchange)
     val = None if data.val is None else _loader(data.val, settings, device, exchange)
     held_out, trained = None, None
