@@ -159,7 +159,7 @@ class Texts(Kind):
             split, data = read_table(Path(settings.eval_data), settings, card, run.console.say)
             test = _loader(split, settings, run.device, run.exchange)
             return TextTask(data, card, test, test, None)
-        if pretrained is not None and isinstance(pretrained.card, TextCard):
+        if pretrained is not None and pretrained.card is not None:
             card = pretrained.card
             check_belongs(settings, run.origin, card)
         elif pretrained is not None and settings.tokenizer_is_trained:
