@@ -271,12 +271,12 @@ def control(model, data, precision, total_steps, exchange):
     return MixingControl(strength, data.hold_out, gap, release_epoch, data.steps_per_epoch)
 
 
-def facts_of(trainer, *, compiled=False, texts=False, recomputes=False, external_model=False):
+def facts_of(trainer, *, compiled=False, shapes_vary=False, recomputes=False, external_model=False):
     """What an engine is told of the trainer's run."""
     return RunFacts(
         device=trainer.steps.precision.device,
         compiled=compiled,
-        texts=texts,
+        shapes_vary=shapes_vary,
         scales_loss=trainer.steps.scaler.is_enabled(),
         processes=trainer.steps.exchange.size,
         accumulation=trainer.loader.accumulation,

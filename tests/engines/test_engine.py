@@ -131,7 +131,7 @@ def test_which_trainers_graphs_cannot_serve(tmp_path, options, reason):
     [
         ({"device": torch.device("cpu")}, "there is no GPU"),
         ({"compiled": True}, "--compile"),
-        ({"texts": True}, "texts"),
+        ({"shapes_vary": True}, "texts"),
         ({"scales_loss": True}, "--precision bf16"),
         ({"processes": 2}, "several processes"),
     ],

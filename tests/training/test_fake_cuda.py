@@ -16,6 +16,7 @@ from utils.augment.named_policies import parse_policy
 from utils.augment.policies import ColourJitter, Operations
 from utils.augment.random_erasing import RandomErasing
 from utils.augment.resized_crop import DecodedCrop
+from utils.data.texts.equal_tokens import EqualTokensLoader
 from utils.data.texts.loader import TextLoader
 from utils.engines.launch_bound import TimedSteps
 from utils.fused import fuse
@@ -59,7 +60,8 @@ def texts(mixing=None, shuffle=True, n=64, **options):
     lengths = rng.integers(2, 13, n)
     offsets = np.append(0, np.cumsum(lengths))
     tokens = rng.integers(5, 30, offsets[-1]).astype(np.uint16)
-    return TextLoader(
+    loader_class = EqualTokensLoader if "batch_tokens" in options else TextLoader
+    return loader_class(
         tokens, offsets, np.arange(n) % 3, batch_size=4, device=CUDA, max_len=12,
         shuffle=shuffle, bucket_batches=10, mixing=mixing, **options,
     )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import torch
+
 from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
 from utils.checkpoints.saver import Saver
 from utils.engines.engine import Engine, RunFacts, choose_engine
@@ -31,12 +33,12 @@ from utils.training.flops import peak_of
 from utils.training.guard import Guard
 from utils.training.hardware import Hardware
 from utils.training.log import TrainingLog
+from utils.training.objective import Precision
 from utils.training.progress import Progress
 from utils.training.steps import Steps
 from utils.training.times import Clock
 from utils.training.train_step import StepParts
 from utils.training.trainer import Trainer, TrainingPlan
-from utils.weights.card import TextCard
 
 
 def make_plan(run: Run, task: Task, checkpoint: Checkpoint | None) -> TrainingPlan:
@@ -84,7 +86,7 @@ def make_trainer(
     if settings.epochs_for_sched is not None:
         schedule_steps = settings.epochs_for_sched * loader.steps_per_epoch
     engine, notes = choose_engine(
-        run_facts(run, ready),
+        run_facts(settings, run.precision, run.exchange.size, ready),
         engine=settings.engine,
         cuda_graphs="off" if settings.trains_locally else settings.cuda_graphs,
         deterministic=settings.deterministic,
@@ -116,7 +118,7 @@ def make_trainer(
         run.console,
         metrics,
         phase_advice(settings, run.precision, loader) | memory_advice(settings, run.device),
-        run.close_at_end(_hardware(run, ready, clock)),
+        run.close_at_end(_hardware(run.precision, run.leads, ready.flops, clock)),
     )
     save_steps, save_seconds = save_interval(settings.save_every, loader.steps_per_epoch)
     store = Checkpoints(run.folder.checkpoints, keep=settings.checkpoint_hist, warn=run.console.say)
@@ -157,21 +159,23 @@ def make_trainer(
     return trainer
 
 
-def _hardware(run: Run, ready: Ready, clock: Clock) -> Hardware:
-    """What tells how well the GPUs are used; of nothing on a CPU, and in all processes but the
-    first, which do not write."""
-    if run.device.type != "cuda" or not run.leads:
-        return Hardware()
-    import torch
+def _hardware(precision: Precision, leads: bool, flops: int | None, clock: Clock) -> Hardware:
+    """What tells how well the GPUs are used; of nothing on a CPU, and in all processes but the one
+    that leads, as the others do not write.
 
-    properties = torch.cuda.get_device_properties(run.device)
+    Args:
+        flops: of a sample's forward pass; None: unknown.
+    """
+    if precision.device.type != "cuda" or not leads:
+        return Hardware()
+    properties = torch.cuda.get_device_properties(precision.device)
     gpu = open_gpu(str(properties.uuid))
     return Hardware(
         None if gpu is None else gpu.read,
         gpus=clock.gpus,
         gpu_seconds=lambda: clock.gpu_seconds,
-        flops=ready.flops,
-        peak=peak_of(properties.name, run.precision.name),
+        flops=flops,
+        peak=peak_of(properties.name, precision.name),
     )
 
 
@@ -187,7 +191,7 @@ def _parts_maker(
     steps those of each worker."""
     settings, task, strategy = run.settings, ready.task, ready.strategy
     classes = len(task.card.classes)
-    for_pairs = learns_pairs(settings, classes, task.train.step_size, schedule.total_steps)
+    for_pairs = learns_pairs(settings, task, schedule.total_steps)
     learns_policy = settings.mixup == "meta" and settings.meta_form == "policy"
     if learns_policy and not for_pairs and checkpoint is None:
         run.console.say(
@@ -244,19 +248,19 @@ def _run_info(run: Run, task: Task, schedule_steps: int) -> dict:
     }
 
 
-def run_facts(run: Run, ready: Ready) -> RunFacts:
+def run_facts(settings, precision: Precision, processes: int, ready: Ready) -> RunFacts:
     """The facts that decide which engine serves the run."""
     return RunFacts(
-        device=run.device,
-        compiled=run.settings.compile,
-        texts=isinstance(ready.task.card, TextCard),
-        scales_loss=run.precision.scales_loss,
-        processes=run.exchange.size,
+        device=precision.device,
+        compiled=settings.compile,
+        shapes_vary=ready.task.shapes_vary,
+        scales_loss=precision.scales_loss,
+        processes=processes,
         accumulation=ready.task.train.accumulation,
-        capturable=is_capturable(run.settings.optimizer, run.settings.lookahead_k),
-        learns_mixing=run.settings.mixup == "meta" and run.settings.meta_form == "sample",
+        capturable=is_capturable(settings.optimizer, settings.lookahead_k),
+        learns_mixing=settings.mixup == "meta" and settings.meta_form == "sample",
         unfreezes=ready.freeze is not None and ready.freeze.until is not None,
-        recomputes=run.settings.grad_checkpointing,
+        recomputes=settings.grad_checkpointing,
         external_model=not type(ready.model).__module__.startswith("utils."),
     )
 

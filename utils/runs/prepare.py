@@ -93,8 +93,8 @@ def prepare(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> Ready:
         fuse(model, settings.fused)
     except ValueError as error:
         raise UserError(f"--fused {settings.fused}: {error}; leave it out") from None
-    _say_fused(run)
-    kept = kept_modules(run, model)
+    _say_fused(settings, run.device, say)
+    kept = kept_modules(model, settings.keep_fp32, run.precision, say)
     if kept:
         refuse_uncalled(model, kept, lambda: _forward(model, task, run.precision))
         keep_in_float32(model, kept, run.device)
@@ -138,16 +138,20 @@ def measure_split(
     )
 
 
-def kept_modules(run: Run, model: nn.Module) -> list[str]:
+def kept_modules(
+    model: nn.Module, patterns: str | None, precision: Precision, say: Callable[[str], None]
+) -> list[str]:
     """Names of the modules that --keep_fp32 keeps in float32.
+
+    Args:
+        patterns: as given to the flag, with commas; None: not given.
 
     Raises:
         UserError: the model has no such module.
     """
-    patterns = run.settings.keep_fp32
     names = [] if patterns is None else names_of_modules(model, patterns.split(","))
-    if names and run.precision.name == "fp32":
-        run.console.say("note: --keep_fp32 has no effect: everything is computed in float32")
+    if names and precision.name == "fp32":
+        say("note: --keep_fp32 has no effect: everything is computed in float32")
         return []
     return names
 
@@ -162,12 +166,12 @@ def _forward(model: nn.Module, task: Task, precision: Precision) -> None:
         module.training = True
 
 
-def _say_fused(run: Run) -> None:
-    fused, device = run.settings.fused, run.device.type
-    if fused != "none" and device == "cuda" and kernels.unusable():
-        run.console.say(f"--fused {fused} without its kernels: {kernels.unusable()}")
-    if fused == "memory" and device == "cpu" and run.settings.action.trains:
-        run.console.say(
+def _say_fused(settings, device: torch.device, say: Callable[[str], None]) -> None:
+    fused = settings.fused
+    if fused != "none" and device.type == "cuda" and kernels.unusable():
+        say(f"--fused {fused} without its kernels: {kernels.unusable()}")
+    if fused == "memory" and device.type == "cpu" and settings.action.trains:
+        say(
             "note: --fused memory is for GPUs; on a CPU it is slower and saves hardly any memory: "
             "leave it out, and if memory is short take --auto_batch"
         )

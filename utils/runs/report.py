@@ -3,7 +3,7 @@
 import contextlib
 import math
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -60,7 +60,8 @@ class Report:
         uses_best = best is not None and settings.use != "last"
         model = best if best is not None and uses_best else test
         if settings.report:
-            report_classes(self.run, model, self.classes, self.folder.report)
+            leads = self.run.leads
+            report_classes(model, self.classes, self.folder.report, self.say, writes=leads)
         further = _prefixed("flip_test", test.flip_figures) | {
             "model_weights": "best" if uses_best else "average" if settings.ema_decay else "last",
             "model_step": progress.best_step if uses_best else progress.step,
@@ -244,17 +245,25 @@ def _prefixed(prefix: str, figures: dict) -> dict:
     return {f"{prefix}_{key}": figures[key] for key in ("loss", "accuracy") if key in figures}
 
 
-def report_classes(run: Run, evaluation: Evaluation, classes: list[str], folder: Path) -> None:
+def report_classes(
+    evaluation: Evaluation,
+    classes: list[str],
+    folder: Path,
+    say: Callable[[str], None],
+    *,
+    writes: bool,
+) -> None:
+    """Says which classes are worst; if this process `writes`, puts the report into `folder`."""
     for line in summary_lines(evaluation.confusion, classes):
-        run.console.say(line)
-    if not run.leads:
+        say(line)
+    if not writes:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_class_report(evaluation.confusion, classes, folder)
-        run.console.say(f"accuracy of each class and confusion matrix: {folder}")
+        say(f"accuracy of each class and confusion matrix: {folder}")
     except OSError as error:
-        run.console.say(f"{folder}: {reason(error)}; the report is not complete")
+        say(f"{folder}: {reason(error)}; the report is not complete")
 
 
 def _device_name(device) -> str:

@@ -42,6 +42,7 @@ class ImageSettings(PictureSettings, TrainSettings):
     """What training on pictures adds."""
 
     task = "pictures"
+    bf16_helps_cpus = True  # those that compute in it
     # (library, name) of the weights published for the model, None if there are none; and the flags
     # with which there are some, for the message.
     published_weights: ClassVar[tuple[str, str] | None] = None
@@ -54,6 +55,8 @@ class TextSettings(TextFlags, TrainSettings):
     """What training on texts adds."""
 
     task = "texts"
+    bf16_helps_cpus = False  # docs/text.md
+    reads_in_workers = False  # more --workers may read the data faster
 
     epochs: int = changed(TrainSettings, "epochs", 5)
     optimizer: str = changed(TrainSettings, "optimizer", "adamw")

@@ -328,6 +328,10 @@ class PictureSettings(Config):
         return size / self.val_resize
 
     @property
+    def reads_in_workers(self) -> bool:
+        return self.dataset in OWN_PICTURES
+
+    @property
     def form(self) -> Form:
         """How a file becomes a picture."""
         part, white = self.evaluated_part, self.white_level

@@ -229,8 +229,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
     def validate(self):
         super().validate()
         entry = OPTIMIZERS[self.optimizer]
-        own = entry.values_of(self)
-        defaults = entry.defaults(self.task == "texts", **own) | entry.own_defaults(**own)
+        defaults = self.usual_rates() | entry.own_defaults(**entry.values_of(self))
         for name, value in defaults.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
@@ -247,6 +246,12 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
             )
         milestone_epochs(self.milestones)
         betas_of(self.betas)
+
+    def usual_rates(self) -> dict[str, float | None]:
+        """The optimizer's defaults of learning rate, weight decay and momentum, for this kind of
+        task."""
+        entry = OPTIMIZERS[self.optimizer]
+        return entry.defaults(self.task == "texts", **entry.values_of(self))
 
     def refuse_low_peak(self, peak: float, name: str) -> None:
         """Raises UserError if a schedule that begins or ends elsewhere would run backwards.

@@ -149,14 +149,15 @@ def _description(strength, samples: int, release_epoch: int) -> str:
     )
 
 
-def learns_pairs(settings, classes: int, step_size: int, total_steps: int) -> bool:
+def learns_pairs(settings, task: Task, total_steps: int) -> bool:
     """Whether the policy of --mixup meta can learn something about each pair of classes, in a run
-    of `total_steps` optimizer steps of `step_size` samples."""
+    of `total_steps` optimizer steps."""
+    step_size = task.train.step_size
     if settings.mixup != "meta" or settings.meta_form != "policy":
         return False
     return can_tell_pairs_apart(
-        classes,
-        samples=step_size if settings.task == "texts" else min(settings.meta_batch, step_size),
+        len(task.card.classes),
+        samples=step_size if task.learns_from_all_pairs else min(settings.meta_batch, step_size),
         updates=total_steps // settings.meta_every,
         decay=settings.meta_lr * settings.meta_decay,
     )
