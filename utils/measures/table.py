@@ -43,6 +43,19 @@ class Measure:
             return math.inf
         return (100 if self.percent else 1) - value if self.rises else value
 
+    def score(self, value: float) -> float:
+        """0 to 100, larger for better: per cent; of the loss the probability of the right class in
+        the geometric mean, of the calibration error its difference from 100 %."""
+        if self.rises:
+            return value if self.percent else 100 * value
+        return 100 * (math.exp(-value) if self.of == "loss" else 1 - value)
+
+    @property
+    def score_title(self) -> str:
+        if self.rises:
+            return self.title
+        return "exp(-loss)" if self.of == "loss" else f"1 - {self.title}"
+
     @property
     def better_text(self) -> str:
         return f"{'better' if self.rises else 'lower'} {self.title}"

@@ -237,7 +237,12 @@ class Report:
         text = to_json(summary, indent=2) + "\n"
         meta = trainer.steps.meta
         mean_lambda = None if meta is None else meta.mean_lambda()
-        writers = [lambda: draw_curves(trainer.log.metrics.read(), run.folder.curves, title)]
+        measures = self.ready.measures.further
+        writers = [
+            lambda: draw_curves(
+                trainer.log.metrics.read(), run.folder.curves, title, measures, progress.best_epoch
+            )
+        ]
         if mean_lambda is not None:
             policy = draw_mean_lambda(mean_lambda.numpy(), self.classes)
             writers += [lambda: save_figure(policy, run.folder.policy)]
