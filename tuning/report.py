@@ -245,8 +245,8 @@ class Report:
             cut = " cut from the training data" * (search.recipe.val_fraction is not None)
             lines.append(
                 f"Its score: {self.search.measure.score_title} {run['score']:.2f} % on "
-                f"{run['val_samples']:,} validation samples{cut}, after {last.epochs} epochs on {part} of the training data; the "
-                "test set was not used. The same run again:"
+                f"{run['val_samples']:,} validation samples{cut}, after {last.epochs} epochs on "
+                f"{part} of the training data; the test set was not used. The same run again:"
             )
             again = {**search.recipe.of_trial(values, last, search.seed), "threads": search.threads}
             beside = search.recipe.handed_over(values)
