@@ -41,6 +41,8 @@ SHARED_VALUES = {
     "milestones": ["1", "0.5,2", "x"],
     "predictions": ["out.csv", "/proc/out.csv"],
     "keep_fp32": ["head", "fc,*bn1", "*", "nothing"],
+    "metrics": ["f1", "all", "top3,kappa", "nothing"],
+    "best_by": ["accuracy", "loss", "f1_macro", "auroc", "top2", "nothing"],
     "encoding": ["cp1252", "utf-16-le", "nonsense"],
     "workers": [0, 1, 2],
     "seed": [0, 7],

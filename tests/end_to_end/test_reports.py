@@ -220,14 +220,15 @@ def test_early_stop_and_the_best_weights_beside_the_last(works):
     assert sorted(Path("run/checkpoints").glob("step-*"))[-1] != Path(best)
     assert told["model_weights"] == "best" and best.endswith(f"-{told['model_step']:08}")
     assert told["model_test_accuracy"] == told["best_test_accuracy"]
-    assert f"test accuracy {told['model_test_accuracy']:.2f} % on 100 samples with the best" in said
+    assert f"test accuracy {told['model_test_accuracy']:.2f} % (" in said
+    assert ") on 100 samples with the best" in said
     for place, figure in (
         ([best], "best_test_accuracy"),
         (["run"], "model_test_accuracy"),
         (["run", "--use", "last"], "test_accuracy"),
     ):
         said = works("--resume", *place, "--eval_only")
-        assert f"test accuracy {told[figure]:.2f} % on 100 samples" in said
+        assert f"test accuracy {told[figure]:.2f} % (" in said
 
     said = works("--resume", "run")
     assert "has stopped early" in said and "--early_stop_patience" in said

@@ -28,9 +28,9 @@ def first_is_best(monkeypatch):
     """No evaluation is better than the first one."""
     take = Progress.take_validation
 
-    def worse(self, accuracy, loss, by):
+    def worse(self, accuracy, loss, *by):
         first = self.best_val_accuracy is None
-        return take(self, accuracy if first else 0.0, loss if first else math.inf, by)
+        return take(self, accuracy if first else 0.0, loss if first else math.inf, *by)
 
     monkeypatch.setattr(Progress, "take_validation", worse)
 

@@ -119,7 +119,7 @@ def test_evaluation_does_not_depend_on_the_batch(run):
     accuracy = summary("run")["test_accuracy"]
     for batch in (100, 7):
         code, out, _ = run("--resume", "run", "--eval_only", "--bs", batch)
-        assert code == 0 and f"test accuracy {accuracy:.2f} % on 100 samples" in out
+        assert code == 0 and f"test accuracy {accuracy:.2f} % (" in out
 
 
 EVERYTHING = [
@@ -232,12 +232,12 @@ def test_a_run_is_evaluated_on_all_of_another_table(run, own_texts):
     write("two.csv", [("text", "kind"), *((text, name) for name, text in rows(9, 2) if name < "c")])
     out = run("--resume", "run", "--eval_data", "two.csv", "--label_column", "kind")[1]
     assert "two.csv has no samples of 1 of the 3 classes, such as 'cat'" in out
-    assert " % on 6 samples of two.csv" in out
+    assert ") on 6 samples of two.csv" in out
     write("more.csv", [("text", "kind"), ("a fur", "cat"), ("a tail", "dog"), ("a leg", "ox")])
     more = ("--resume", "run", "--eval_data", "more.csv", "--label_column", "kind")
     code, _, error = run(*more)
     assert code == 2 and "(all) of class 'dog'" in error and "(all) of class 'ox'" in error
-    assert " % on 1 sample of more.csv" in run(*more, "--on_bad", "skip", "--max_bad", "1")[1]
+    assert ") on 1 sample of more.csv" in run(*more, "--on_bad", "skip", "--max_bad", "1")[1]
 
 
 def test_a_vocabulary_file_is_kept_with_the_run(run, own_texts):

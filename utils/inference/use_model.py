@@ -163,14 +163,14 @@ def evaluate_only(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> None:
     if other and (absent := set(range(len(classes))).difference(task.test.labels.tolist())):
         count = f"{len(absent):,} of the {len(classes):,} classes, such as {classes[min(absent)]!r}"
         run.console.say(f"note: {other} has no samples of {count}")
-    result = measure_split(run, ready, task.test, len(classes) if report else None, flip)
+    result = measure_split(run, ready, task.test, report, flip)
     if report:
         folder = folder or default_path(run.model_name, run.data_name)
         folder = _report_folder(run.settings, folder, checkpoint)
         report_classes(result, classes, folder, run.console.say, writes=run.leads)
     split = "validation " if task.test is task.val else "" if other else "test "
     run.console.say(
-        f"{what}: {split}loss {result.loss:.4f}, {split}accuracy {result.accuracy:.2f} % on "
+        f"{what}: {split}loss {result.loss:.4f}, {split}{result.in_words(result.intervals())} on "
         f"{counted(result.samples, 'sample')}" + (f" of {other}" if other else "")
     )
     if flip:

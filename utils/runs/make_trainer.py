@@ -9,6 +9,7 @@ from utils.checkpoints.saver import Saver
 from utils.engines.engine import Engine, RunFacts, choose_engine
 from utils.errors import UserError
 from utils.machine.nvml import open_gpu
+from utils.measures.compute import wilson_interval
 from utils.optim.factory import is_capturable
 from utils.optim.schedules import Schedule
 from utils.plural import counted
@@ -40,11 +41,15 @@ from utils.training.times import Clock
 from utils.training.train_step import StepParts
 from utils.training.trainer import Trainer, TrainingPlan
 
+# Width of the 95 % interval of an accuracy of 80 % from which a validation split is called small.
+WIDE_INTERVAL = 0.1
 
-def make_plan(run: Run, task: Task, checkpoint: Checkpoint | None) -> TrainingPlan:
+
+def make_plan(run: Run, ready: Ready, checkpoint: Checkpoint | None) -> TrainingPlan:
     """How long the run trains, and what it does when; notes what is never reached, and rates that a
     recipe keeps. UserError: a flag needs a validation split."""
-    settings, steps_per_epoch = run.settings, task.train.steps_per_epoch
+    settings, task = run.settings, ready.task
+    steps_per_epoch = task.train.steps_per_epoch
     if task.val is None and (flags := _needs_validation(settings)):
         val_is_test = getattr(task.data, "val_is_test", False)
         other = ", or --val_is_validation, which uses val/ as that split" if val_is_test else ""
@@ -53,6 +58,7 @@ def make_plan(run: Run, task: Task, checkpoint: Checkpoint | None) -> TrainingPl
             f"choice: add --val_fraction 0.1, for example{other}"
         )
     if checkpoint is None:
+        _note_small_validation(task, run.console.say)
         note_rates_of_recipe(settings, run.origin, run.console.say)
     total_steps, limit = settings.epochs * steps_per_epoch, "--epochs"
     if settings.max_steps is not None and settings.max_steps < total_steps:
@@ -62,6 +68,7 @@ def make_plan(run: Run, task: Task, checkpoint: Checkpoint | None) -> TrainingPl
         if epoch and epoch * steps_per_epoch >= total_steps:
             counted_steps = counted(total_steps, "step")
             run.console.say(f"note: --{name} {epoch} is not reached in {counted_steps}")
+    by = settings.best_by
     return TrainingPlan(
         total_steps,
         limit,
@@ -70,9 +77,23 @@ def make_plan(run: Run, task: Task, checkpoint: Checkpoint | None) -> TrainingPl
         eval_on_start=settings.eval_on_start,
         log_every=settings.log_every,
         early_stop_patience=settings.early_stop_patience,
-        best_by=settings.best_by,
+        best_by=None if by is None else ready.measures.measure(by),
         on_nonfinite=settings.on_nonfinite,
     )
+
+
+def _note_small_validation(task: Task, say: Callable[[str], None]) -> None:
+    """Says so if what the validation split chooses is largely chance."""
+    if task.val is None:
+        return
+    samples = task.val.samples
+    low, high = wilson_interval(0.8 * samples, samples)
+    if high - low > WIDE_INTERVAL:
+        say(
+            f"note: the validation split has {counted(samples, 'sample')}, on which an accuracy of "
+            f"80 % means {100 * low:.0f} to {100 * high:.0f} % (95 % interval), so that chance "
+            "chooses among similar weights; a larger --val_fraction chooses better"
+        )
 
 
 def make_trainer(

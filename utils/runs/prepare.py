@@ -12,6 +12,8 @@ from utils.distributed.strategies.base import Strategy, build_strategy
 from utils.distributed.sync_batch_norm import alone, sync_batch_norms
 from utils.errors import UserError
 from utils.fused import fuse, kernels
+from utils.measures.measures import Measures, usual_measures
+from utils.measures.table import names_in
 from utils.models.parts import heads_of
 from utils.runs.auto_batch import choose_micro_batch
 from utils.runs.resume import check_data
@@ -37,6 +39,7 @@ class Ready:
         strategy: how the model is spread over processes.
         make_objective: takes the callable that computes the logits, such as
             `strategy.called`; returns the objective.
+        measures: what is measured beside the loss.
         freeze: which part of it trains in which epoch; None: all of it.
         flops: operations of a forward pass over a sample of usual size; None: not counted, as on a
             CPU.
@@ -46,6 +49,7 @@ class Ready:
     model: nn.Module
     strategy: Strategy
     make_objective: Callable[[Callable], Classification]
+    measures: Measures
     freeze: Freeze | None
     flops: int | None = None
 
@@ -120,11 +124,11 @@ def prepare(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> Ready:
     # its own dropout.
     if run.workers.own[0] > 0:
         torch.manual_seed(settings.seed + run.workers.own[0])
-    return Ready(task, model, strategy, make_objective, freeze, flops)
+    return Ready(task, model, strategy, make_objective, _measures(run, task), freeze, flops)
 
 
 def measure_split(
-    run: Run, ready: Ready, loader, classes: int | None = None, flip: bool = False
+    run: Run, ready: Ready, loader, confusions: bool = False, flip: bool = False
 ) -> Evaluation | None:
     """Evaluates the model on the split of `loader`; see `evaluate`. None when a signal has come."""
     return evaluate(
@@ -132,10 +136,20 @@ def measure_split(
         loader.epoch(),
         run.precision,
         run.interrupted,
-        classes=classes,
+        measures=ready.measures,
+        confusions=confusions,
         exchange=run.exchange,
         flip=flip,
     )
+
+
+def _measures(run: Run, task: Task) -> Measures:
+    """What is usual for these classes, what --metrics asks for, and what --best_by follows."""
+    settings, classes = run.settings, len(task.card.classes)
+    names = usual_measures(task.train.labels.cpu().numpy(), classes) + names_in(settings.metrics)
+    if settings.best_by is not None:
+        names.append(settings.best_by)
+    return Measures(classes, dict.fromkeys(names))
 
 
 def kept_modules(

@@ -24,7 +24,7 @@ PROFILE_WAIT, PROFILE_WARMUP, PROFILE_STEPS = 3, 2, 5
 def train(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> None:
     """Trains as the settings ask for, from `checkpoint` on; with --dry_run only a few steps."""
     ready = prepare(run, kind, checkpoint)
-    plan = make_plan(run, ready.task, checkpoint)
+    plan = make_plan(run, ready, checkpoint)
     if checkpoint is not None and is_finished(run, checkpoint, plan):
         return
     trainer = make_trainer(run, ready, plan, checkpoint)

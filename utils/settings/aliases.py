@@ -31,6 +31,7 @@ OTHER_NAMES = {
     "log_every": "log_interval logging_steps",
     "lr": "learning_rate max_lr",
     "max_len": "max_seq_length",
+    "metrics": "metric eval_metrics",
     "milestones": "decay_milestones decay_points",
     "min_lr": "lr_min",
     "mixup": "mixup_alpha",
@@ -124,7 +125,6 @@ LOCAL = {"localadamw": "adamw", "localsgd": "sgd"}
 NUMBER_FOR = {"mixup": ("fixed", "alpha", "none")}
 # Other spellings of a value.
 VALUE_ALIASES: dict[str, dict] = {
-    "best_by": {"eval_accuracy": "accuracy", "eval_loss": "loss", "top1": "accuracy"},
     "clip": {"none": 0.0},  # also where an optimizer limits the norm by default
     "compile": {"inductor": True},  # timm's --torchcompile takes the name of a backend
     "dataset": {  # torchtext's names

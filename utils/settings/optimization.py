@@ -4,6 +4,7 @@ import itertools
 from dataclasses import dataclass
 
 from utils.errors import UserError
+from utils.measures.table import canonical_name
 from utils.optim.adamw import betas_of
 from utils.optim.entry import optimizer_flag
 from utils.optim.schedules import LENGTH_INDEPENDENT, SCHEDULES
@@ -182,9 +183,8 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
     best_by: str | None = optimizer_flag(
         None,
         "What makes weights the best on the validation split, and what early stopping and --sched "
-        "plateau follow: the highest accuracy, of equal ones that with the lowest loss; or the "
-        "lowest loss",
-        choices=("accuracy", "loss"),
+        "plateau follow: accuracy, loss, or another measure (see --metrics); where it is equal the "
+        "lower loss decides",
         default_text="accuracy, but plateau follows the loss",
     )
     on_nonfinite: str = optimizer_flag(
@@ -228,6 +228,8 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
 
     def validate(self):
         super().validate()
+        if self.best_by is not None:
+            self.best_by = canonical_name(self.best_by, "--best_by")
         entry = OPTIMIZERS[self.optimizer]
         defaults = self.usual_rates() | entry.own_defaults(**entry.values_of(self))
         for name, value in defaults.items():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from utils.errors import UserError
 from utils.machine.packages import require
+from utils.measures.table import names_in
 from utils.reporting.trackers import wandb_mode
 from utils.setting import setting
 from utils.settings.actions import ACTIONS, TRAIN, Action, asked_for
@@ -73,6 +74,14 @@ class RunSettings(Config):
         False,
         "At the end, write the accuracy of each class and the confusion matrix on the test set",
         essential=True,
+    )
+    metrics: str | None = run_flag(
+        None,
+        "Measures of every evaluation beside loss and accuracy: for example f1_macro,roc_auc_ovr, "
+        "all of docs/measures.md, or FILE.py:NAME, a function of your own",
+        many=True,
+        resume="free",
+        default_text="f1_macro where classes are unequal, top5_accuracy from 100 classes on",
     )
     final_test: bool = run_flag(
         True, "Measure on the test set at the end; without it only on the validation split"
@@ -159,6 +168,7 @@ class RunSettings(Config):
             self._need_evaluations("--sched plateau")
         if not self.final_test:
             self._need_evaluations("--no_final_test")
+        names_in(self.metrics)
         save_interval(self.save_every)
         if self.export == "onnx":
             require("--export onnx", "onnx", "onnxscript")

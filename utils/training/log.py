@@ -74,7 +74,7 @@ class TrainingLog:
     ) -> None:
         line = f"epoch {epoch_text(epoch)}: {_train_text(train)}"
         if evaluation is not None:
-            line += f"; {evaluation.in_words(split)}"
+            line += f"; {split} loss {evaluation.loss:.4f}, {evaluation.in_words()}"
         self.console.say(line + note)
 
     def advise(self, time_share: Mapping[str, float], is_last: bool = False) -> None:
