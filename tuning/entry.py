@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuning.flags import TuningFlags, for_trials, listed
 from utils.errors import UserError, one_line
 from utils.launch.signals import Signals, StoppedBySignal
 from utils.machine.packages import left_out, mendable, require
 from utils.settings.command_line import read_command_line
 from utils.settings.config import fields, parse
+
+from .flags import TuningFlags, for_trials, listed
 
 
 class Target:
@@ -68,7 +69,7 @@ def search(target: Target, argv: list[str], program: str = "%(prog)s") -> int:
         if note := left_out("matplotlib", "plots"):
             print(note, flush=True)
         # Optuna is imported only now: --help and wrong flags answer at once.
-        from tuning.search import Search
+        from .search import Search
 
         Search(target, settings, origin, signals).run()
     except (UserError, OSError, ModuleNotFoundError) as error:

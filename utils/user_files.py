@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from utils.errors import UserError, one_line
+from .errors import UserError, one_line
 
 
 def find(flag: str, place: str, what: str, example: str):

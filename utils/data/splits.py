@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from utils.errors import UserError
+from ..errors import UserError
 
 # For --test_fraction: the same samples are held out whatever --seed is, so that runs with other
 # seeds, or with the weights of another run, are measured on samples that none of them has seen.

@@ -7,8 +7,8 @@ nobody asked for is left out with a note (`left_out`).
 import importlib.util
 from typing import NamedTuple
 
-from utils.errors import UserError
-from utils.files import denial
+from ..errors import UserError
+from ..files import denial
 
 
 class Package(NamedTuple):
@@ -47,6 +47,7 @@ OPTIONAL = (
     Package("onnxruntime", "onnxruntime", "--engine ort and the check of --export onnx"),
     Package("pyarrow", "pyarrow", "--dataset parquet"),
     Package("google-crc32c", "google_crc32c", "--dataset tfrecord"),
+    Package("scikit-learn", "sklearn", "AUROC and average precision"),
     Package("pi-heif", "pi_heif", "HEIC pictures"),
     Package("simplejpeg", "simplejpeg", "decoding JPEGs faster"),
 )

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from utils.measures.table import k_of, measure_of
-from utils.measures.tally import Counts
+from .table import k_of, measure_of
+from .tally import Counts
 
 Z = 1.959964  # 97.5 % of a normal distribution lie below
 RESAMPLES = 1000

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import torch
 
-from utils.exchange import Exchange
-from utils.measures.compute import Interval, interval_of, value_of
-from utils.measures.own import own_measure
-from utils.measures.table import Measure, canonical_name, k_of, measure_of, top_k
-from utils.measures.tally import Counts, Tally
+from ..exchange import Exchange
+from .compute import Interval, interval_of, value_of
+from .own import own_measure
+from .table import Measure, canonical_name, k_of, measure_of, top_k
+from .tally import Counts, Tally
 
 # Without --metrics: macro F1 from this ratio of the largest class to the smallest, top-5 accuracy
 # from this number of classes.

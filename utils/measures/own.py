@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from utils import user_files
-from utils.errors import UserError
-from utils.measures.table import Measure
+from .. import user_files
+from ..errors import UserError
+from .table import Measure
 
 
 def own_measure(place: str) -> tuple[Measure, Callable]:

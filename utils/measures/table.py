@@ -8,7 +8,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from utils.errors import UserError
+from ..errors import UserError
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ MEASURES = {
         Measure("average_precision", "average precision", "scores"),
     )
 }
+OF_SKLEARN = {name for name, measure in MEASURES.items() if measure.of == "scores"}
 OTHER_NAMES = {
     "acc": "accuracy",
     "eval_accuracy": "accuracy",

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.exchange import Exchange
+from ..exchange import Exchange
 
 BINS = 15  # of confidence, as torchmetrics has by default
 

@@ -33,9 +33,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from utils.errors import UserError
-from utils.machine.backends import float32_products
-from utils.mixup.branches import Branches
+from ..errors import UserError
+from ..machine.backends import float32_products
+from .branches import Branches
 
 Weights = list[Tensor]
 

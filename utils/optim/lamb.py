@@ -18,13 +18,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from utils.optim.adamw import ADAMW, AdamFlags
-from utils.optim.entry import NORMS, OptimizerEntry, optimizer_flag
+from .adamw import ADAMW, AdamFlags
+from .entry import NORMS, OptimizerEntry, optimizer_flag
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from utils.exchange import Exchange
+    from ..exchange import Exchange
 
 
 @dataclass
@@ -47,7 +47,7 @@ def make(
     """`kind`: the class; None: this program's own, the one to which `exchange` matters. `flags`: of
     LambFlags."""
     if kind is None:
-        from utils.optim.norm_steps import Lamb
+        from .norm_steps import Lamb
 
         kind = functools.partial(Lamb, exchange=exchange)
     given = LambFlags(**flags)

@@ -16,18 +16,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from utils.optim.adamw import AdamFlags
-from utils.optim.entry import NORMS, OptimizerEntry, Range
+from .adamw import AdamFlags
+from .entry import NORMS, OptimizerEntry, Range
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from utils.exchange import Exchange
+    from ..exchange import Exchange
 
 
 def make(groups: list[dict], *, lr: float, exchange: Exchange | None = None, **flags) -> Optimizer:
     """`flags`: of AdamFlags."""
-    from utils.optim.norm_steps import NovoGrad
+    from .norm_steps import NovoGrad
 
     return NovoGrad(groups, lr=lr, exchange=exchange, **AdamFlags(**flags).values())
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from utils.files import replace_file
-from utils.machine.packages import is_installed
-from utils.measures.table import Measure
-from utils.plural import counted
-from utils.reporting.console import epoch_text
+from ..files import replace_file
+from ..machine.packages import is_installed
+from ..measures.table import Measure
+from ..plural import counted
+from .console import epoch_text
 
 COLOURS = {"train": "tab:blue", "val": "tab:orange", "test": "tab:green"}
 # For the phases of an epoch other than the wait for data, the longest first.

@@ -14,9 +14,9 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from utils.errors import UserError, one_line
-from utils.files import reason, replace_file
-from utils.machine.packages import left_out
+from ..errors import UserError, one_line
+from ..files import reason, replace_file
+from ..machine.packages import left_out
 
 # TensorBoard and wandb are imported inside functions: together they take half a second, and most
 # runs use neither.

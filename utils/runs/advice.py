@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from utils.optim.table import OPTIMIZERS
-from utils.training.objective import Precision
+from ..optim.table import OPTIMIZERS
+from ..training.objective import Precision
 
 
 def phase_advice(settings, precision: Precision, loader) -> dict[str, str]:

@@ -3,15 +3,15 @@
 import shutil
 from collections.abc import Callable
 
-from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
-from utils.errors import UserError
-from utils.files import reason, replace_file
-from utils.reporting.metrics import MetricsLog, NoMetrics
-from utils.reporting.run_folder import RunFolder
-from utils.reporting.trackers import TensorBoard, Wandb, wandb_mode
-from utils.runs.run import Run, same_folder
-from utils.settings.config import to_yaml
-from utils.weights.card import ModelCard, TextCard
+from ..checkpoints.checkpoint import Checkpoint, Checkpoints
+from ..errors import UserError
+from ..files import reason, replace_file
+from ..reporting.metrics import MetricsLog, NoMetrics
+from ..reporting.run_folder import RunFolder
+from ..reporting.trackers import TensorBoard, Wandb, wandb_mode
+from ..settings.config import to_yaml
+from ..weights.card import ModelCard, TextCard
+from .run import Run, same_folder
 
 
 def open_metrics(

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from utils.errors import UserError
-from utils.machine.packages import require
-from utils.measures.table import names_in
-from utils.reporting.trackers import wandb_mode
-from utils.setting import setting
-from utils.settings.actions import ACTIONS, TRAIN, Action, asked_for
-from utils.settings.config import Config
+from ..errors import UserError
+from ..machine.packages import require
+from ..measures.table import OF_SKLEARN, names_in
+from ..reporting.trackers import wandb_mode
+from ..setting import setting
+from .actions import ACTIONS, TRAIN, Action, asked_for
+from .config import Config
 
 run_flag = partial(setting, group="the run and its report", resume="free")
 use_flag = partial(setting, group="using a trained model", resume="free")
@@ -168,7 +168,11 @@ class RunSettings(Config):
             self._need_evaluations("--sched plateau")
         if not self.final_test:
             self._need_evaluations("--no_final_test")
-        names_in(self.metrics)
+        asked = [*names_in(self.metrics), *([] if self.best_by is None else [self.best_by])]
+        for name in (name for name in asked if name in OF_SKLEARN):
+            require(
+                f"{'--best_by' if name == self.best_by else '--metrics'} {name}", "scikit-learn"
+            )
         save_interval(self.save_every)
         if self.export == "onnx":
             require("--export onnx", "onnx", "onnxscript")

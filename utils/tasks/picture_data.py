@@ -5,18 +5,18 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from utils.data.class_names import names_notes
-from utils.data.images.dali import require_dali
-from utils.data.images.image_data import ImageData, PictureRequest, PictureSplit
-from utils.data.images.sources import load_image_data
-from utils.data.splits import divide
-from utils.errors import UserError
-from utils.exchange import Exchange
-from utils.plural import counted
-from utils.reporting.console import Console
-from utils.settings import ImageSettings
-from utils.tasks.task import counts_text
-from utils.weights.card import ModelCard
+from ..data.class_names import names_notes
+from ..data.images.dali import require_dali
+from ..data.images.image_data import ImageData, PictureRequest, PictureSplit
+from ..data.images.sources import load_image_data
+from ..data.splits import divide
+from ..errors import UserError
+from ..exchange import Exchange
+from ..plural import counted
+from ..reporting.console import Console
+from ..settings import ImageSettings
+from ..weights.card import ModelCard
+from .task import counts_text
 
 # What the settings and PictureRequest name alike.
 OF_REQUEST = (

@@ -8,24 +8,24 @@ from typing import NamedTuple
 
 import torch
 
-from utils.data.images.dali import DaliGpuReader, DaliReader
-from utils.data.images.image_data import PictureSplit
-from utils.data.loader import Loader
-from utils.data.workers import WorkerPool
-from utils.errors import UserError
-from utils.exchange import Exchange
-from utils.local.workers import Workers
-from utils.machine.cores import usable_cores
-from utils.machine.host_memory import available_memory
-from utils.pieces import largest_piece
-from utils.plural import counted
-from utils.reporting.console import Console
-from utils.settings import ImageSettings
-from utils.tasks.augmentation import augmentation
-from utils.tasks.mixing import auto_split, build_mixing
-from utils.tasks.picture_data import Splits
-from utils.tasks.task import Task
-from utils.weights.card import ModelCard
+from ..data.images.dali import DaliGpuReader, DaliReader
+from ..data.images.image_data import PictureSplit
+from ..data.loader import Loader
+from ..data.workers import WorkerPool
+from ..errors import UserError
+from ..exchange import Exchange
+from ..local.workers import Workers
+from ..machine.cores import usable_cores
+from ..machine.host_memory import available_memory
+from ..pieces import largest_piece
+from ..plural import counted
+from ..reporting.console import Console
+from ..settings import ImageSettings
+from ..weights.card import ModelCard
+from .augmentation import augmentation
+from .mixing import auto_split, build_mixing
+from .picture_data import Splits
+from .task import Task
 
 # Most workers if --workers is not given: even two read faster than a GPU trains a small network.
 AUTOMATIC_WORKERS = 4

@@ -4,18 +4,18 @@ from dataclasses import asdict, replace
 
 import torch
 
-from utils.errors import UserError
-from utils.exchange import Exchange
-from utils.local.workers import Workers
-from utils.reporting.console import Console
-from utils.settings import ImageSettings
-from utils.settings.transfer import OF_TORCHVISION
-from utils.tasks.kinds import Kind
-from utils.tasks.picture_data import load_splits
-from utils.tasks.picture_loaders import ImageTask, make_loaders
-from utils.weights.card import ModelCard
-from utils.weights.pretrained import Pretrained
-from utils.weights.published import load_imagenet, load_timm
+from ..errors import UserError
+from ..exchange import Exchange
+from ..local.workers import Workers
+from ..reporting.console import Console
+from ..settings import ImageSettings
+from ..settings.transfer import OF_TORCHVISION
+from ..weights.card import ModelCard
+from ..weights.pretrained import Pretrained
+from ..weights.published import load_imagenet, load_timm
+from .kinds import Kind
+from .picture_data import load_splits
+from .picture_loaders import ImageTask, make_loaders
 
 
 def load_image_task(

@@ -5,25 +5,25 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from utils.data.class_names import names_notes
-from utils.data.texts.cache import load_tokenized
-from utils.data.texts.csv_texts import CLASS_NAMES, class_names, notes_of, read_files, to_texts
-from utils.data.texts.published_csv import PUBLISHED
-from utils.data.texts.rows import column_names, read_samples, whole_number
-from utils.data.texts.sources import TextRequest
-from utils.data.texts.token_store import (
+from ..data.class_names import names_notes
+from ..data.texts.cache import load_tokenized
+from ..data.texts.csv_texts import CLASS_NAMES, class_names, notes_of, read_files, to_texts
+from ..data.texts.published_csv import PUBLISHED
+from ..data.texts.rows import column_names, read_samples, whole_number
+from ..data.texts.sources import TextRequest
+from ..data.texts.token_store import (
     TokenizedData,
     TokenSplit,
     content_fingerprint,
     lines_on_losses,
 )
-from utils.data.texts.tokenizer import encode, tokenizer_from_json
-from utils.data.texts.tokenizer_request import TokenizerRequest
-from utils.exchange import Exchange
-from utils.plural import counted
-from utils.reporting.console import Console
-from utils.settings import TextSettings
-from utils.weights.card import TextCard
+from ..data.texts.tokenizer import encode, tokenizer_from_json
+from ..data.texts.tokenizer_request import TokenizerRequest
+from ..exchange import Exchange
+from ..plural import counted
+from ..reporting.console import Console
+from ..settings import TextSettings
+from ..weights.card import TextCard
 
 
 def load_texts(

@@ -6,21 +6,21 @@ from typing import ClassVar
 
 import torch
 
-from utils.data.texts.equal_tokens import EqualTokensLoader
-from utils.data.texts.loader import TextLoader
-from utils.data.texts.published_csv import line_end_of
-from utils.data.texts.token_store import TokenizedData, TokenSplit
-from utils.errors import UserError
-from utils.exchange import Exchange
-from utils.local.workers import Workers
-from utils.reporting.console import Console
-from utils.settings import TextSettings
-from utils.settings.config import COMMAND_LINE, DEFAULT, FILE
-from utils.tasks.kinds import Kind
-from utils.tasks.mixing import auto_split, build_mixing
-from utils.tasks.task import Task, counts_text
-from utils.tasks.text_data import load_texts, read_table
-from utils.weights.card import TextCard
+from ..data.texts.equal_tokens import EqualTokensLoader
+from ..data.texts.loader import TextLoader
+from ..data.texts.published_csv import line_end_of
+from ..data.texts.token_store import TokenizedData, TokenSplit
+from ..errors import UserError
+from ..exchange import Exchange
+from ..local.workers import Workers
+from ..reporting.console import Console
+from ..settings import TextSettings
+from ..settings.config import COMMAND_LINE, DEFAULT, FILE
+from ..weights.card import TextCard
+from .kinds import Kind
+from .mixing import auto_split, build_mixing
+from .task import Task, counts_text
+from .text_data import load_texts, read_table
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.exchange import Exchange
-from utils.machine.backends import search_plans
-from utils.measures.compute import Interval, wilson_interval
-from utils.measures.measures import Measures, figures_text
-from utils.measures.table import MEASURES, Measure
-from utils.training.objective import SUMS, Precision, classification_sums, figures, stacked
+from ..exchange import Exchange
+from ..machine.backends import search_plans
+from ..measures.compute import Interval, wilson_interval
+from ..measures.measures import Measures, figures_text
+from ..measures.table import MEASURES, Measure
+from .objective import SUMS, Precision, classification_sums, figures, stacked
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from utils.measures.table import MEASURES, Measure
+from ..measures.table import MEASURES, Measure
 
 # PyTorch is not imported here: the entry scripts import this module before they check the flags.
 

@@ -20,10 +20,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from utils.data.download import download, refuse_strange_folder
-from utils.data.images.decoded import DecodedSplit
-from utils.data.images.image_data import ImageData, PictureRequest
-from utils.data.images.published import Contents, Published, md5
+from ..download import download, refuse_strange_folder
+from .decoded import DecodedSplit
+from .image_data import ImageData, PictureRequest
+from .published import Contents, Published, md5
 
 SIDE = 32  # of all pictures, in pixels
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.data.download import download, refuse_strange_folder
-from utils.data.images.decoded import DecodedSplit
-from utils.data.images.image_data import ImageData, PictureRequest
-from utils.data.images.published import Contents, Published, md5
+from ..download import download, refuse_strange_folder
+from .decoded import DecodedSplit
+from .image_data import ImageData, PictureRequest
+from .published import Contents, Published, md5
 
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"

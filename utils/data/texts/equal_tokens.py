@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from utils.data.steps import micro_batch_sizes
-from utils.data.texts.loader import TextLoader, text_lengths
-from utils.errors import UserError
+from ...errors import UserError
+from ..steps import micro_batch_sizes
+from .loader import TextLoader, text_lengths
 
 
 class EqualTokensLoader(TextLoader):

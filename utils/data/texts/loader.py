@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from utils.data.batch import ORDER_STREAM, random_generator
-from utils.data.loader import Loader
-from utils.data.steps import Piece
-from utils.packed import PackedTokens, pack
+from ...packed import PackedTokens, pack
+from ..batch import ORDER_STREAM, random_generator
+from ..loader import Loader
+from ..steps import Piece
 
 
 class EpochSteps(NamedTuple):

@@ -7,13 +7,13 @@ for SGD.
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from utils.optim.entry import MATRICES, OptimizerEntry, Range, optimizer_flag
-from utils.optim.sgd import SGD
+from ..entry import MATRICES, OptimizerEntry, Range, optimizer_flag
+from ..sgd import SGD
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from utils.exchange import Exchange
+    from ...exchange import Exchange
 
 
 @dataclass
@@ -105,7 +105,7 @@ def make(
         groups: the first has all matrices that are not embeddings.
         flags: of NgdFlags.
     """
-    from utils.optim.ngd.optimizer import NGD
+    from .optimizer import NGD
 
     given = NgdFlags(**flags)
     flags = vars(given) | missing_flags(given)
