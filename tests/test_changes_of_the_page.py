@@ -50,6 +50,7 @@ def train(checkout: Path, folder: Path, flags: str) -> list[dict]:
     return [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_with_all_of_them(changed, tmp_path):
     rng = np.random.default_rng(0)
     arrays = {

@@ -11,6 +11,8 @@ from PIL import Image
 
 from utils.machine.packages import OPTIONAL
 
+pytestmark = pytest.mark.slow
+
 SMALL = "--max_steps 2 --bs 4 --subset 40 --threads 1 --device cpu --output run --report"
 PICTURES = f"resnet50_test --dataset shapes --depth 18 --width 4 {SMALL}"
 TEXTS = f"transformer_test --dataset headlines --layers 1 --dim 16 --heads 2 --ffn 16 {SMALL}"

@@ -64,6 +64,7 @@ def losses(folder: Path) -> list:
     return [(r["step"], r["split"], r["loss"], r["accuracy"]) for r in map(json.loads, lines)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_folder", "hangup_ends")
 @pytest.mark.parametrize("signum, code", [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_in_training_saves_and_resumes(whole, monkeypatch, capfd, signum, code):

@@ -131,6 +131,7 @@ EVERYTHING = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more", [[], ["--mixup_at", "embeddings", "--pooling", "mean", "--batch_tokens", "300"]]
 )

@@ -74,6 +74,7 @@ def wrapped(engine, trainer):
     return engine.wrap(trainer.steps.strategy, trainer.log.console)
 
 
+@pytest.mark.slow
 def test_the_model_is_called_as_it_is_unless_it_is_compiled(tmp_path):
     trainer = make_trainer(tmp_path)
     for wanted in ("on", "auto", "off"):

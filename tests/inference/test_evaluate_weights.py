@@ -16,6 +16,7 @@ from utils.tasks.pictures import load_image_task
 FLAGS = "--dataset shapes --device cpu --depth 18 --width 4 -b 50 --threads 1"
 
 
+@pytest.mark.slow
 def test_weights_give_the_figures_of_their_run(run_resnet, capsys):
     assert run_resnet(f"{FLAGS} --max_steps 3 --lr 0.01 --output run") == 0
     capsys.readouterr()

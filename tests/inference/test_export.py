@@ -192,6 +192,7 @@ def _installed(name: str) -> bool:
     return find_spec(name) is not None
 
 
+@pytest.mark.slow
 @needs_onnx
 @pytest.mark.parametrize(
     ("depth", "width", "stem", "side", "channels_last"),

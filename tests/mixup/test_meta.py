@@ -205,6 +205,7 @@ def test_frozen_weights_take_no_step():
     assert model[0].weight.grad is None and meta.policy.shared.item() != meta.policy.start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("name", ["test_vit", pytest.param("test_resnet", marks=pytest.mark.slow)])
 def test_gradient_checkpointing_changes_nothing(name, exact):

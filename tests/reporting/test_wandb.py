@@ -223,6 +223,7 @@ time.sleep(0.2)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_the_death_of_wandbs_process_is_reported_once_and_training_goes_on(tmp_path):
     result = run_wandb(tmp_path, then=KILL_SERVICE + RECORDS)

@@ -164,6 +164,7 @@ def test_a_resumed_run_is_bit_equal(tmp_path, case, every, monkeypatch):
         assert history(folder) == figures
 
 
+@pytest.mark.slow
 def test_resume_after_a_kill_cuts_the_metrics_back(tmp_path):
     """With checkpoints every 2 steps, a run dies later and resumes from an older one."""
     torch.manual_seed(5)
