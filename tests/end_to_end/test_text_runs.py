@@ -3,6 +3,7 @@
 import csv
 import json
 import signal
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,31 @@ def test_a_signal_saves_and_the_run_goes_on(monkeypatch, capfd):
     assert transformer_test.main(["--resume", "run"]) == 0
     assert transformer_test.main([*flags[:-1], "whole"]) == 0
     assert last("run") == last("whole")
+
+
+def test_a_run_on_unequal_classes_goes_on_with_the_same_bits(run):
+    """It stops inside an epoch and between two log lines."""
+    counts, texts = {"ant": 70, "bee": 20, "cat": 8}, rows(294, 0)
+    content = [[row for row in texts if row[0] == name][:n] for name, n in counts.items()]
+    data = write("train.csv", [("animal", "text"), *chain(*content)])
+    write("weights.csv", [("ant", 1), ("bee", 2), ("cat", 9)])
+    flags = ["--dataset", "csv", "--train_file", data, "--test_fraction", "0.2", *TINY]
+    code, out, _ = run(*flags, "--max_steps", 1, "--output", "plain")
+    assert code == 0 and "class 'ant' has 56 training samples and class 'cat' 6: " in out
+    flags += ["--weighted_sampler", "--cls_weight", "weights.csv", "--fl_gamma", "1"]
+    flags += ["--logit-adjustment", "0.5", "--label_smoothing", "0.1", "--mixup", "0.3"]
+    flags += ["--sched", "constant", "--epochs", "3"]
+    code, out, _ = run(*flags, "--output", "whole")
+    assert code == 0 and "'ant'" not in out and out.count("together they correct too much") == 1
+    assert run(*flags, "--max_steps", 7, "--output", "run")[0] == 0
+    code, out, _ = run("--resume", "run", "--max_steps", "none")
+    assert code == 0 and "from step 7" in out and "too much" not in out
+    for name in ("model", "optimizer"):
+        assert last("run", name) == last("whole", name), name
+    assert summary("run")["train_loss"] == summary("whole")["train_loss"]
+    with open("weights.csv", "a", newline="") as file:
+        file.write("dog,1\n")
+    assert "there is no class 'dog'" in run("--resume", "run", "--epochs", 4)[2]
 
 
 # ---- use --------------------------------------------------------------------------------------

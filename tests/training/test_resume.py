@@ -12,7 +12,9 @@ from utils.launch.signals import StoppedBySignal
 from utils.mixup.mixing import Mixing
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Plateau, Schedule
+from utils.training.class_balance import ClassBalance
 
+BALANCE = ClassBalance(0.1, torch.tensor([0.5, 2.0, 0.0]), focal_gamma=1.5)
 CASES = {
     "sgd": {},
     "adamw": {"optimizer": "adamw", "lr": 1e-2},
@@ -75,6 +77,13 @@ CASES = {
     "a lambda for each pair": {
         "mixing": Mixing(alpha=0.5, block=4, meta_form="sample", clean_samples=4),
         "ema_decay": 0.9,
+    },
+    "class weights, focal, accumulation": {"balance": BALANCE, "accumulation": 2},
+    "class weights, sampler, policy, fp16": {
+        "balance": BALANCE,
+        "by_class": True,
+        "mixing": Mixing(alpha=0.5, block=4, meta_form="policy", clean_samples=4, update_every=2),
+        "precision": "fp16",
     },
     "early stop": {
         "val": True,

@@ -64,7 +64,7 @@ def _passes(settings, precision: Precision, model, objective: Classification, cl
 
     def passes(batch):
         # A new one each time, as a failed pass leaves it incomplete.
-        meta = build_meta(settings, classes, strategy, precision)
+        meta = build_meta(settings, classes, strategy, precision, balance=objective.balance)
         mix_plan = batch.mix_plan if meta is None else meta.choose(batch, lr)
         yield
         loss, _ = objective(batch.inputs, batch.targets, mix_plan)

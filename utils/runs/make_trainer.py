@@ -156,7 +156,7 @@ def make_trainer(
             save_steps,
             save_seconds,
             run.another_exchange(),
-            _run_info(run, task, schedule_steps),
+            _run_info(run, ready, schedule_steps),
         ),
         agreed_signal=run.agreed_signal,
         freeze=ready.freeze,
@@ -248,15 +248,17 @@ def _parts_maker(
             guard=guard,
             clip=settings.clip or None,
             average=average,
-            meta=build_meta(settings, classes, strategy, run.precision, run.exchange, for_pairs),
+            meta=build_meta(
+                settings, classes, strategy, run.precision, run.exchange, for_pairs, ready.balance
+            ),
         )
 
     return make_parts
 
 
-def _run_info(run: Run, task: Task, schedule_steps: int) -> dict:
+def _run_info(run: Run, ready: Ready, schedule_steps: int) -> dict:
     """`Checkpoint.run_info` of every checkpoint; the settings themselves are in config.yaml."""
-    settings = run.settings
+    settings, task = run.settings, ready.task
     return {
         "entry": settings.entry,
         "data": task.card.to_dict(),
@@ -265,6 +267,7 @@ def _run_info(run: Run, task: Task, schedule_steps: int) -> dict:
         "threads": run.threads,
         "global_batch_size": task.train.step_size,
         "micro_batches": run.micro_batches or settings.accumulation_steps * run.workers.size,
+        **(ready.balance.run_info if ready.balance else {}),
         **run.numerical_environment(),
     }
 

@@ -18,6 +18,7 @@ from ..models.parts import heads_of
 from ..settings.transfer import is_published
 from ..tasks.kinds import Kind
 from ..tasks.task import Task
+from ..training.class_balance import ClassBalance
 from ..training.controls import Freeze
 from ..training.evaluation import Evaluation, evaluate
 from ..training.flops import forward_flops
@@ -25,6 +26,7 @@ from ..training.keep_fp32 import keep_in_float32, names_of_modules, refuse_uncal
 from ..training.objective import Classification, Precision
 from ..weights.pretrained import fit_weights, load_pretrained
 from .auto_batch import choose_micro_batch
+from .class_balance import class_balance
 from .resume import check_data
 from .run import Run
 
@@ -43,6 +45,7 @@ class Ready:
         freeze: which part of it trains in which epoch; None: all of it.
         flops: operations of a forward pass over a sample of usual size; None: not counted, as on a
             CPU.
+        balance: the training loss; None: plain cross-entropy.
     """
 
     task: Task
@@ -52,6 +55,7 @@ class Ready:
     measures: Measures
     freeze: Freeze | None
     flops: int | None = None
+    balance: ClassBalance | None = None
 
 
 def prepare(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> Ready:
@@ -103,6 +107,7 @@ def prepare(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> Ready:
         refuse_uncalled(model, kept, lambda: _forward(model, task, run.precision))
         keep_in_float32(model, kept, run.device)
     mixes_inside = getattr(model, "mixes_inside", False)
+    balance = class_balance(run, task, checkpoint) if settings.action.trains else None
 
     def make_objective(called: Callable) -> Classification:
         return Classification(
@@ -113,6 +118,7 @@ def prepare(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> Ready:
             clean_accuracy=settings.log_clean_accuracy,
             mixes_inside=mixes_inside,
             fused=settings.fused != "none",
+            balance=balance,
         )
 
     if settings.auto_batch and settings.resume is None:  # a resumed run keeps what was found
@@ -124,7 +130,9 @@ def prepare(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> Ready:
     # its own dropout.
     if run.workers.own[0] > 0:
         torch.manual_seed(settings.seed + run.workers.own[0])
-    return Ready(task, model, strategy, make_objective, _measures(run, task), freeze, flops)
+    return Ready(
+        task, model, strategy, make_objective, _measures(run, task), freeze, flops, balance
+    )
 
 
 def measure_split(

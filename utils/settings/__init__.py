@@ -6,6 +6,7 @@ Each group of flags has a file. `--help` lists the groups from the last base cla
 from dataclasses import dataclass
 from typing import ClassVar
 
+from .classes import ClassSettings
 from .config import changed
 from .data import DataSettings
 from .distributed import DistributedSettings
@@ -27,6 +28,7 @@ class TrainSettings(
     EngineSettings,
     TransferSettings,
     MixingSettings,
+    ClassSettings,
     OptimizationSettings,
     DataSettings,
 ):

@@ -18,6 +18,7 @@ from ..mixup.meta import PolicyMixup, SampleMixup, VirtualStep
 from ..mixup.mixing import Mixing
 from ..mixup.policy import MixupPolicy, can_tell_pairs_apart
 from ..plural import counted
+from ..training.class_balance import ClassBalance
 from ..training.controls import MixingControl
 from ..training.objective import Precision, mixed_cross_entropy
 from .task import AutoSplit, Task
@@ -170,6 +171,7 @@ def build_meta(
     precision: Precision,
     exchange: Exchange | None = None,
     for_pairs: bool = True,
+    balance: ClassBalance | None = None,
 ) -> PolicyMixup | SampleMixup | None:
     """With --mixup meta, the object that learns how to mix.
 
@@ -177,10 +179,17 @@ def build_meta(
         strategy: holds the model's tensors.
         exchange: with the other ranks; None: no communication.
         for_pairs: see `learns_pairs`.
+        balance: the training loss, if it is not plain cross-entropy.
     """
     if settings.mixup != "meta":
         return None
-    losses = functools.partial(mixed_cross_entropy, label_smoothing=settings.label_smoothing)
+    losses: Callable = functools.partial(
+        mixed_cross_entropy, label_smoothing=settings.label_smoothing
+    )
+    weigh = None
+    if balance is not None:
+        losses = balance.losses
+        weigh = None if balance.weights is None else balance.sample_weights
     # fp16 would lose small gradients without a loss scaler: the virtual step is then in fp32.
     uses_bf16 = precision.name == "bf16"
     autocast = precision.autocast if uses_bf16 else contextlib.nullcontext
@@ -192,6 +201,7 @@ def build_meta(
         exchange,
         strategy,
         settings.grad_checkpointing,
+        weigh,
     )
     if settings.meta_form == "sample":
         return SampleMixup(virtual, settings.meta_lr)

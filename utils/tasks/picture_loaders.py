@@ -121,6 +121,7 @@ def make_loaders(
                 say=console.say,
             ),
             hold_out=auto and auto.hold_out,
+            by_class=settings.class_sampler == "balanced",
         ),
         test=test_loader,
         val=val_loader,

@@ -116,6 +116,7 @@ def _make_loaders(
             say=console.say,
         ),
         hold_out=auto and auto.hold_out,
+        by_class=settings.class_sampler == "balanced",
     )
     test = _loader(data.test, settings, device, exchange)
     val = None if data.val is None else _loader(data.val, settings, device, exchange)

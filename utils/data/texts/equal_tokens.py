@@ -3,6 +3,7 @@
 import numpy as np
 
 from ...errors import UserError
+from ..class_sampler import ClassSampler
 from ..steps import micro_batch_sizes
 from .loader import TextLoader, text_lengths
 
@@ -44,6 +45,9 @@ class EqualTokensLoader(TextLoader):
         # As set by the user, before `cut`.
         self._given_tokens, self._given_micro_batches = batch_tokens, self.micro_batches
         lengths = text_lengths(offsets, max_len, rows)
+        self.class_sampler = None
+        if options.get("by_class"):
+            self.class_sampler = ClassSampler(labels if rows is None else labels[rows])
         self.token_steps = self._count_steps(lengths)
         super().__init__(
             tokens,
@@ -59,6 +63,8 @@ class EqualTokensLoader(TextLoader):
     def _count_steps(self, lengths: np.ndarray) -> int:
         """Steps of an epoch."""
         total = int(lengths.sum())
+        if self.class_sampler is not None:  # on average
+            total = round(self.class_sampler.mean(lengths) * len(lengths))
         steps = -(-total // (self.batch_tokens * self.micro_batches))
         if steps > len(lengths):
             raise UserError(

@@ -44,7 +44,7 @@ class TextLoader(Loader):
             of a step are more alike in length and less random. A small set has smaller buckets, of
             ten steps at least, so that there are four of them.
         rows: (n,) int64, the samples that are used; None: all.
-        options: `shuffle`, `seed`, `mixing`, `rank`, `hold_out`: see Loader and Steps.
+        options: `shuffle`, `seed`, `mixing`, `rank`, `hold_out`, `by_class`: see Loader and Steps.
     """
 
     def __init__(
