@@ -7,6 +7,7 @@ import torch
 from utils.data.class_sampler import ClassSampler
 from utils.data.images.loader import ImageLoader
 from utils.data.loader import HoldOut
+from utils.data.texts.equal_tokens import EqualTokensLoader
 from utils.data.texts.loader import TextLoader
 
 CPU = torch.device("cpu")
@@ -25,7 +26,8 @@ def text_loader(**options):
     """Texts of the small classes are long."""
     lengths = np.array([3, 5, 20, 40])[LABELS]
     tokens = np.ones(lengths.sum(), np.int32)
-    return TextLoader(
+    loader_class = EqualTokensLoader if "batch_tokens" in options else TextLoader
+    return loader_class(
         tokens, np.append(0, np.cumsum(lengths)), LABELS, batch_size=50, device=CPU, max_len=50,
         shuffle=True, seed=3, by_class=True, **options,
     )  # fmt: skip
