@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from utils.data.groups import Groups
 from utils.errors import UserError
 
 # For --test_fraction: the same samples are held out whatever --seed is, so that runs with other
@@ -14,13 +15,14 @@ TEST_SEED = 0
 
 
 def stratified_split(
-    labels: np.ndarray, fraction: float, seed: int, classes: Sequence[str] | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+    labels: np.ndarray, fraction: float, seed: int, classes: Sequence[str] | None = None,
+    groups: Groups | None = None,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Hold out `fraction` (between 0 and 1) of the samples of every class.
 
     Returns `(kept, held_out)`, sorted int64 indices into `labels` (samples,). The number held out
     is `fraction * samples`, rounded, and adjusted only if a class would have no sample on one side.
-    `classes` has the names of the labels, for messages.
+    `classes` has the names of the labels, for messages. With `groups`: see `Groups.hold_out`.
 
     Raises:
         UserError: a class has a single sample, or the fraction is out of range.
@@ -28,6 +30,8 @@ def stratified_split(
     labels = np.asarray(labels)
     if not 0 < fraction < 1:
         raise UserError(f"a fraction to hold out must lie between 0 and 1, not {fraction}")
+    if groups is not None:
+        return groups.hold_out(labels, fraction, seed, classes)
     values, counts = np.unique(labels, return_counts=True)
     if not len(values):
         raise UserError("there are no samples to hold a fraction out of")

@@ -43,6 +43,7 @@ OF_ONNX = (
 )
 OPTIONAL = (
     Package("optuna", "optuna", "tuning"),
+    Package("scikit-learn", "sklearn", "--group_by and --group_column"),
     Package("wandb", "wandb", "--wandb"),
     *OF_ONNX,
     Package("pyarrow", "pyarrow", "--dataset parquet"),
@@ -76,7 +77,7 @@ def mendable(error: Exception) -> UserError | None:
 def not_installed(error: Exception) -> UserError | None:
     """The error for the user if a package of requirements.txt could not be imported."""
     module = error.name if isinstance(error, ModuleNotFoundError) else None
-    names = {package.module: package.name for package in (*NEEDED, *OPTIONAL[:1])}
+    names = {package.module: package.name for package in (*NEEDED, *OPTIONAL[:2])}
     name, command = names.get((module or "").partition(".")[0]), "pip install -r requirements.txt"
     return UserError(f"{name} is not installed: python -m {command}") if name else None
 

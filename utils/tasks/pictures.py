@@ -43,6 +43,7 @@ MOST_DECODERS = 16  # likewise, for pictures that are decoded while training
 OF_REQUEST = (
     *("image_size", "on_bad", "test_fraction", "decode", "form", "workers"),
     *("encoding", "image_column", "label_column", "image_dir"),
+    *("group_column", "group_by", "val_fraction"),
 )
 
 
@@ -108,7 +109,8 @@ def load_image_task(
     if settings.eval_size not in (None, height):
         data, val = _resized(data, val, settings.eval_size)
     console.say(_description(data, None if measured else train, val))
-    for note in [*data.notes, *names_notes(data.classes)]:
+    groups = getattr(data.train, "groups", None)
+    for note in [*data.notes, *(groups.notes if groups else ()), *names_notes(data.classes)]:
         console.say(f"note: {note}")
     normalisation = source and source.normalisation(channels)
     mean, std = normalisation or (data.mean, data.std)
@@ -181,6 +183,7 @@ def _for_all_of(path: str, settings: ImageSettings, card: ModelCard) -> ImageSet
     changed: dict[str, Any] = {"dataset": kind, "data_dir": path, "image_size": card.height}
     changed |= dict.fromkeys(("eval_size", "test_fraction", "subset"))
     changed |= {"val_fraction": 0.0, "val_is_validation": False, "mixup": "none"}
+    changed |= dict.fromkeys(("group_by", "group_column"), "none")
     return dataclasses.replace(settings, **changed)
 
 
@@ -225,8 +228,9 @@ def _divide(data: ImageData, settings: ImageSettings) -> tuple[PictureSplit, Pic
             "flag out"
         )
     if settings.val_fraction:
+        groups = getattr(data.train, "groups", None)  # of the user's own files
         chosen, held_out = stratified_split(
-            labels, settings.val_fraction, settings.seed, data.classes
+            labels, settings.val_fraction, settings.seed, data.classes, groups
         )
         val = data.train.part(held_out)
     if settings.subset is not None:

@@ -163,6 +163,8 @@ def text_request(settings: TextSettings) -> TextRequest:
         encoding=settings.encoding,
         header=settings.header,
         max_bad=settings.max_bad,
+        group_column=settings.group_column,
+        divided=bool(settings.val_fraction or settings.test_fraction),
         # A recipe's gives way to a test file.
         test_fraction=None if settings.test_file else settings.test_fraction,
     )

@@ -29,7 +29,7 @@ from utils.data.images.imagenet import NoClasses, class_names, text_lines, told_
 from utils.data.images.listing import Listing, check_test_fraction, load_listings
 from utils.data.images.shards import CLASSES
 from utils.data.images.split_names import ENDINGS, SPLITS, by_split, first_word, is_ignored
-from utils.data.texts.columns import find_column
+from utils.data.texts.columns import find_column, find_group_column
 from utils.data.texts.files import Table, read_table
 from utils.errors import Faults, UserError
 from utils.files import reason
@@ -71,17 +71,19 @@ def load_csv(request: PictureRequest) -> ImageData:
             listings["train"].notes.append(f"{path.name} {unlabelled.note}")
             continue
         remark += f", {path.name} with {_told(table, columns)}"
+        named = table.names or (_first(table) if columns[2] else [])
+        group = find_group_column(table, named, request.group_column, required=not listings)
         if "train" not in lists:  # a trained model has the names of its classes, not their numbers
             _name_labels(table, columns)
         with faults:
             listings[split], firsts[split] = _read_list(
-                table, pictures, columns, classes, request.on_bad, faults
+                table, pictures, columns, classes, request.on_bad, faults, group
             )
         classes = next(iter(listings.values())).classes if listings else None
         if not classes:
             break
-        if names := table.names or (_first(table) if columns[2] else []):
-            label_column = names[columns[1]]  # it may be in another place in the others
+        if named:
+            label_column = named[columns[1]]  # it may be in another place in the others
     faults.tell()
     folder = next(iter(lists.values())).parent
     if train := listings.get("train"):
@@ -92,7 +94,7 @@ def load_csv(request: PictureRequest) -> ImageData:
             what = "with" if held_out else "without"
             remark += f", {what} {counted(repeats, 'repeated line')} of {lists['train'].name}"
         if not held_out:  # no picture is trained on and tested
-            lists_of = ("paths", "labels", "stats")
+            lists_of = ["paths", "labels", "stats", *["group_names"] * bool(train.group_names)]
             first = {name: [getattr(train, name)[row] for row in rows] for name in lists_of}
             listings = {"all": replace(train, **first)}  # type: ignore[arg-type]
     data = load_listings("csv", listings, replace(request, data_dir=folder))
@@ -224,12 +226,13 @@ class _Pictures:
 
 def _read_list(
     table: Table, pictures: _Pictures, columns: tuple[int, int, bool], classes: list[str] | None,
-    on_bad: str, faults: Faults,
+    on_bad: str, faults: Faults, group: int | None,
 ) -> tuple[Listing, list[int]]:  # fmt: skip
     """The files of a list, and the first row of each of them; `classes` are those of the training
-    pictures, None: the list has them. Pictures that are missing are added to `faults`."""
+    pictures, None: the list has them. `group` is the column of the groups, None: there are none.
+    Pictures that are missing are added to `faults`."""
     path = table.path
-    names, labels, lines = _rows(table, columns, set(classes or ()), faults)
+    names, labels, lines, groups = _rows(table, columns, set(classes or ()), faults, group)
     forms = by_form(classes or set(labels))
     notes = merged_note(set(labels), forms.values())
     labels = [forms[normalize("NFC", label)] for label in labels]
@@ -241,7 +244,7 @@ def _read_list(
     paths, states = [], []
     with faults:
         paths, states = pictures.take(names, lines, on_bad, notes.append)
-    listing = Listing(path.parent, classes, paths, numbers_of, states, [], notes)
+    listing = Listing(path.parent, classes, paths, numbers_of, states, [], notes, groups)
     first: dict[str, int] = {}
     places = [listing.path(row) for row in range(len(paths))] or names
     rows = [first.setdefault(os.path.normpath(place), row) for row, place in enumerate(places)]
@@ -266,18 +269,22 @@ def _name_labels(table: Table, columns: tuple[int, int, bool]) -> None:
 
 
 def _rows(
-    table: Table, columns: tuple[int, int, bool], known: set[str], faults: Faults
-) -> tuple[list[str], list[str], list[int]]:
-    """(files, labels, numbers of the lines) of a list. Labels must be in `known`, if any are; rows
-    that cannot be used are added to `faults`."""
+    table: Table, columns: tuple[int, int, bool], known: set[str], faults: Faults,
+    group: int | None,
+) -> tuple[list[str], list[str], list[int], list[str] | None]:  # fmt: skip
+    """(files, labels, numbers of the lines, groups) of a list. Labels must be in `known`, if any
+    are; rows that cannot be used are added to `faults`."""
     path, known = table.path, {normalize("NFC", name) for name in known}
-    names, labels, lines, others, bad = [], [], [], {}, []
+    names, labels, lines, groups, others, bad = [], [], [], [], {}, []
     for row in table.rows[columns[2] :]:
-        problem, name, label = row.problem, "", ""
+        problem, name, label, of = row.problem, "", "", ""
         if problem is None:
             name, label = ((row.cells[j] or "").strip() for j in columns[:2])
+            of = "" if group is None else (row.cells[group] or "").strip()
             if not name or not label:
                 problem = f"has no {'label' if name else 'file'}"
+            elif group is not None and not of and not known:
+                problem = "has no group (--group_column)"
             elif known and normalize("NFC", label) not in known:
                 others.setdefault(label, row.line)
         if problem is not None:
@@ -287,6 +294,7 @@ def _rows(
         names.append(name)
         labels.append(label)
         lines.append(row.line)
+        groups.append(of)
     with faults:
         if bad:
             more = f", and {counted(len(bad) - 1, 'other line')} likewise" if bad[1:] else ""
@@ -298,7 +306,7 @@ def _rows(
             raise UserError(f"{path} has {count} that the training pictures do not have: {some}")
     if not names and not bad and not others:
         raise UserError(f"{path} lists no pictures: give a file with a row for each picture")
-    return names, labels, lines
+    return names, labels, lines, None if group is None else groups
 
 
 def _first(table: Table) -> list[str]:

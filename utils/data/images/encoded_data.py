@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from utils.data.groups import Groups
 from utils.data.images.decode import in_threads, strict_pillow
 from utils.data.images.decoded import Statistics, kept_statistics, statistics_of
 from utils.data.images.image_data import ImageData, PictureRequest
@@ -63,12 +64,14 @@ def load_encoded(
         labels = {split: values - 1 for split, values in labels.items()}
     _check_labels(root, labels, classes)
     image_size = request.image_size or _choose_size(found.splits[next(iter(files))].table)
-    splits = {
-        split: EncodedSplit(EncodedPictures(records, image_size, form), labels[split])
-        for split, records in found.splits.items()
-    }
+    splits = {}
+    for split, records in found.splits.items():
+        groups = files[split].groups and files[split].groups.part(records.table["file"])
+        pictures = EncodedPictures(records, image_size, form)
+        splits[split] = EncodedSplit(pictures, labels[split], groups=groups)
     used = by_use(splits, classes, request.test_fraction)
     what = [found.index.fingerprint, classes, image_size, form.crop_ratio, request.test_fraction]
+    what += [used["train"].groups.key] if used["train"].groups else []
     key = hashlib.sha256(json.dumps(what + form.key()).encode()).hexdigest()
     size = sum(map(len, labels.values())) * 3 * image_size**2 / 1e9
     statistics = kept_statistics(
@@ -96,7 +99,9 @@ def by_use(
     """
     if test_fraction is not None:
         every = splits["all"]
-        kept, held_out = stratified_split(every.labels, test_fraction, TEST_SEED, classes)
+        kept, held_out = stratified_split(
+            every.labels, test_fraction, TEST_SEED, classes, every.groups
+        )
         splits = {"train": every.part(kept), "test": every.part(held_out)}
     test, val = splits.get("test"), splits.get("val")
     if test is None:
@@ -156,6 +161,7 @@ class EncodedSplit:
     pictures: EncodedPictures
     labels: np.ndarray  # (samples,) int64
     rows: np.ndarray | None = None  # (samples,) int64: of the records; None: all, in order
+    groups: Groups | None = None
 
     on_disk = encoded = True
 
@@ -170,7 +176,8 @@ class EncodedSplit:
     def part(self, index: np.ndarray) -> EncodedSplit:
         """The samples `index` (n,) int64 of this split, in that order."""
         rows = index if self.rows is None else self.rows[index]
-        return EncodedSplit(self.pictures, self.labels[index], rows)
+        groups = self.groups and self.groups.part(index)
+        return EncodedSplit(self.pictures, self.labels[index], rows, groups)
 
     @property
     def origins(self) -> np.ndarray:

@@ -13,6 +13,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from utils.data.groups import ASK, FOLDER, NONE, Groups, groups_of, groups_of_files, likely_files
 from utils.data.images.cache import VERSION, build_cache, of_files, open_cache
 from utils.data.images.decode import strict_pillow
 from utils.data.images.decoded import channel_statistics, kept_statistics
@@ -47,6 +48,8 @@ class Listing:
     stats: list[tuple[int, int]]  # (bytes, time of modification in ns)
     strays: list[str]  # files beside the pictures that are none, such as notes.txt
     notes: list[str]  # for the user
+    group_names: list[str] | None = None  # one for each file, by --group_column
+    groups: Groups | None = None
 
     def path(self, number: int) -> str:
         return os.path.join(self.root, self.paths[number])
@@ -79,6 +82,7 @@ def load_listings(name: str, listings: dict[str, Listing], request: PictureReque
         raise UserError(
             f"{data_dir} has only the class {first.classes[0]!r}: a classifier needs two"
         )
+    listings = _with_groups(name, listings, request)
     image_size = request.image_size or _choose_size(first)
     size = sum(len(listing.paths) for listing in listings.values()) * 3 * image_size**2
     if request.decode == "always" or (request.decode == "auto" and size > LARGEST_DECODED):
@@ -89,6 +93,24 @@ def load_listings(name: str, listings: dict[str, Listing], request: PictureReque
         data = _load_decoded(name, listings, request, image_size)
     notes = [note for listing in listings.values() for note in listing.notes]
     return replace(data, notes=[*notes, *data.notes])
+
+
+def _with_groups(
+    name: str, listings: dict[str, Listing], request: PictureRequest
+) -> dict[str, Listing]:
+    """The listings with their groups, or with a note on what looks like some."""
+    by, column, first = request.group_by, request.group_column, next(iter(listings.values()))
+    names = {split: one.group_names for split, one in listings.items() if one.group_names}
+    if by == column == ASK and (request.val_fraction or request.test_fraction is not None):
+        first.notes.extend(likely_files(first.paths, first.labels))
+    if by not in (ASK, NONE):
+        below = name == "imagefolder"
+        for split, one in listings.items():
+            paths = one.paths if by == FOLDER else _names(request.data_dir, one)
+            names[split] = groups_of_files(paths, by, below)
+    flag = f"--group_by {by}" if column in (ASK, NONE) else f"--group_column {column}"
+    groups = groups_of(flag, names)
+    return {split: replace(one, groups=groups.get(split)) for split, one in listings.items()}
 
 
 def _load_decoded(
@@ -112,9 +134,17 @@ def _load_decoded(
             f"{index.skipped_first[0]}: remove what is no picture, or leave it out with --on_bad "
             "skip"
         )
-    splits = {split: replace(splits[split], path_of=listings[split].path) for split in splits}
+    for split, listing in listings.items():
+        one, groups = splits[split], listing.groups
+        if groups is not None and one.origins is None:
+            raise UserError(f"{folder} is of an earlier version, which knew no groups: remove it")
+        groups = groups and groups.part(one.origins[:, 0])
+        splits[split] = replace(one, path_of=listing.path, groups=groups)
     used = by_use(splits, index.classes, request.test_fraction)
     statistics, fingerprint = (index.mean, index.std), index.fingerprint
+    if used["train"].groups is not None:
+        key = f"{fingerprint} {used['train'].groups.key}"
+        fingerprint = hashlib.sha256(key.encode()).hexdigest()
     if request.test_fraction is not None:  # both are parts of one cache, for any fraction
         division = f"{fingerprint} {request.test_fraction!r} {TEST_SEED}"
         fingerprint = hashlib.sha256(division.encode()).hexdigest()
@@ -172,9 +202,14 @@ def _key(listings: dict[str, Listing], image_size: int, form: Form) -> str:
     return digest.hexdigest()
 
 
-def _to_index(data_dir: Path, listing: Listing) -> SplitFiles:
+def _names(data_dir: Path, listing: Listing) -> list[str]:
+    """The paths of the files, relative to `data_dir` or absolute."""
     prefix = os.path.relpath(listing.root, data_dir)
-    names = [os.path.normpath(os.path.join(prefix, path)) for path in listing.paths]
+    return [os.path.normpath(os.path.join(prefix, path)) for path in listing.paths]
+
+
+def _to_index(data_dir: Path, listing: Listing) -> SplitFiles:
+    names = _names(data_dir, listing)
     pieces = [slice(start, start + FILES_AT_ONCE) for start in range(0, len(names), FILES_AT_ONCE)]
     parts: list = [FolderPart(names[piece], listing.labels[piece]) for piece in pieces]
-    return SplitFiles(parts, [FileState(*state) for state in listing.stats])
+    return SplitFiles(parts, [FileState(*state) for state in listing.stats], listing.groups)

@@ -18,6 +18,7 @@ from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 
+from utils.data.groups import Groups
 from utils.data.images.decode import measure, raise_transient, strict_pillow, why
 from utils.data.images.image_data import PictureRequest
 from utils.data.images.records import HEAD, RECORD, FileState
@@ -63,6 +64,7 @@ class SplitFiles:
 
     parts: list[Part]
     states: list[FileState]  # of all files, in order
+    groups: Groups | None = None  # likewise
 
     @property
     def names(self) -> list[str]:

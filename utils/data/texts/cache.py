@@ -14,6 +14,7 @@ import numpy as np
 import tokenizers
 from tokenizers import Tokenizer
 
+from utils.data.groups import ASK
 from utils.data.splits import stratified_split, stratified_subset
 from utils.data.texts.csv_texts import repeated_texts
 from utils.data.texts.encodings import BY_ROW
@@ -83,12 +84,16 @@ def load_tokenized(
     }
     if name == "csv" or request.encoding not in (None, BY_ROW):
         settings["reading"] = [request.encoding, request.header, request.max_bad]
+    if request.group_column != ASK:
+        settings["groups"] = request.group_column
     folder = Path(cache_dir) / f"text-{_key(source, settings)}"
     cached = open_cache(folder)
     if cached is not None:
         return replace(cached, source=f"{source.description}, memory-mapped from {folder}")
     texts = source.load()
     splits = _divide(texts, val_fraction, subset, seed)
+    if texts.train.groups is not None:
+        texts.notes.extend(texts.train.groups.notes)
     if val_fraction and not texts.synthetic:
         both = (splits[name].texts for name in ("train", "val"))
         texts.notes.extend(repeated_texts("the validation texts held out", *both))
@@ -126,7 +131,9 @@ def _divide(
     subset from the rest."""
     chosen, val = np.arange(len(data.train)), data.val
     if val_fraction:
-        chosen, held_out = stratified_split(data.train.labels, val_fraction, seed, data.classes)
+        chosen, held_out = stratified_split(
+            data.train.labels, val_fraction, seed, data.classes, data.train.groups
+        )
         val = data.train.part(held_out)
     if subset is not None:
         amount = subset if subset <= 1 else int(subset) if subset == int(subset) else subset

@@ -5,10 +5,12 @@ that leaves no doubt, for each file by itself; in doubt the user is asked. `Colu
 one line which columns are taken.
 """
 
+import difflib
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from utils.data.groups import ASK, NONE
 from utils.data.texts.files import Table
 from utils.errors import UserError
 from utils.plural import counted
@@ -57,12 +59,13 @@ _CODE = re.compile(r"(?=.*[\d@/_])\S+")
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns are counted from 0. `label` is None if the table has no class."""
+    """Columns are counted from 0. `label` and `group` are None if the table has no such column."""
 
     texts: list[int]
     label: int | None
     header: bool
     note: str
+    group: int | None = None
 
 
 def choose_columns(
@@ -73,6 +76,7 @@ def choose_columns(
     classes: Collection[str] = (),
     needs_label: bool = True,
     header: bool | None = None,
+    group_column: str = NONE,
 ) -> Columns:
     """The columns named by the user, and found for those that are not.
 
@@ -84,6 +88,7 @@ def choose_columns(
         needs_label: whether a table without a class is an error.
         header: whether the first row names the columns, unless a class in it says that it does not;
             None: to be found.
+        group_column: see `find_group_column`.
 
     Raises:
         UserError: a column is missing or both text and class, the table has too few, or the user
@@ -119,6 +124,7 @@ def choose_columns(
                 f"{table.path}: column {_say([index], names)} holds classes, and --text_columns "
                 f"{column} takes it for text: name this file's columns with --text_columns"
             )
+    group = find_group_column(table, names, group_column, required=not classes)
     rest = [column for column in range(table.columns) if column not in texts]
     if label is None and table.columns > 1 and (needs_label or not texts):
         label = _guess_label(table, cells, rest, names, classes, needs_label)
@@ -128,11 +134,15 @@ def choose_columns(
             "needed: add the missing one, or name both with --text_columns and --label_column"
         )
     if not texts:
-        texts = _guess_texts(table, cells, [column for column in rest if column != label], names)
-    return Columns(texts, label, header, _note(table, names, texts, label, header))
+        texts = _guess_texts(table, cells, [j for j in rest if j not in (label, group)], names)
+    note = _note(table, names, texts, label, header, group)
+    return Columns(texts, label, header, note, group)
 
 
-def _note(table: Table, names: list[str], texts: list[int], label: int | None, header: bool) -> str:
+def _note(
+    table: Table, names: list[str], texts: list[int], label: int | None, header: bool,
+    group: int | None,
+) -> str:  # fmt: skip
     """What the columns are taken for, and which are not, in one line."""
     plural = "s" if len(texts) > 1 else ""
     where = f"text in column{plural} {_say(texts, names)}"
@@ -144,7 +154,7 @@ def _note(table: Table, names: list[str], texts: list[int], label: int | None, h
     note = f"{table.path.name}: {where}{first}"
     if table.delimiter not in ",\t":
         note += f", columns divided by {table.delimiter!r}"
-    unread = [column for column in range(table.columns) if column not in (label, *texts)]
+    unread = [column for column in range(table.columns) if column not in (label, group, *texts)]
     if names and unread:
         note += f", without {_say(unread[:_SHOWN], names)}"
         note += f" and {len(unread) - _SHOWN} more" * (len(unread) > _SHOWN)
@@ -178,6 +188,19 @@ def find_column(table: Table, names: list[str], column: str, flag: str | None) -
     raise UserError(
         f"{table.path} has no column {column!r} ({flag}): {have}; name one of these by {flag}"
     )
+
+
+def find_group_column(table: Table, names: list[str], column: str, required: bool) -> int | None:
+    """The index of --group_column; None if it asks for no column, or if the table has none of that
+    name and is not `required` to."""
+    if column in (ASK, NONE) or not (required or _has_name(names, column)):
+        return None
+    likely = difflib.get_close_matches(column, names, 1)
+    if likely and not _has_name(names, column):
+        raise UserError(
+            f"{table.path} has no column {column!r} (--group_column): did you mean {likely[0]!r}?"
+        )
+    return find_column(table, names, column, "--group_column")
 
 
 def _has_name(names: list[str], column: str) -> bool:

@@ -1,10 +1,12 @@
 """The user's own texts: a training file, a test set (a file, or a part of the training file that is
 held out), and perhaps a validation file."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from utils.data.groups import ASK, NONE, groups_of
 from utils.data.splits import TEST_SEED, stratified_split
 from utils.data.texts.files import file_kind, read_text_file
 from utils.data.texts.rows import Samples, read_samples, whole_number
@@ -72,9 +74,13 @@ def _load(request: TextRequest, files: dict[str, Path]) -> TextData:
         )
     texts = {role: to_texts(part, classes) for role, part in samples.items()}
     notes = notes_of(samples)
+    if (by := request.group_column) not in (ASK, NONE):
+        named = {role: part.groups for role, part in samples.items()}
+        groups = groups_of(f"--group_column {by}", named)
+        texts = {role: replace(texts[role], groups=groups[role]) for role in texts}
     if request.test_fraction is not None:
-        whole = texts["train"]
-        kept, held_out = stratified_split(whole.labels, request.test_fraction, TEST_SEED, classes)
+        whole, fraction = texts["train"], request.test_fraction
+        kept, held_out = stratified_split(whole.labels, fraction, TEST_SEED, classes, whole.groups)
         texts["train"], texts["test"] = whole.part(kept), whole.part(held_out)
         both = (texts[role].texts for role in ("train", "test"))
         notes += repeated_texts("the test texts held out", *both)
@@ -154,7 +160,7 @@ def notes_of(samples: dict[str, Samples]) -> list[str]:
     """Lines on the columns taken, on bad rows, and on texts that are in the training file, too."""
     notes = []
     for part in samples.values():
-        notes.append(part.note)
+        notes += [part.note, *part.on_groups]
         if part.problems:
             notes.append(part.left_out() + part.lost(whole=True))
         before, after = part.different, len(set(part.texts))

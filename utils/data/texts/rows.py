@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from utils.data.groups import ASK, likely_column
 from utils.data.texts.clean import clean_text
 from utils.data.texts.columns import choose_columns
 from utils.data.texts.files import Row, broken_text, file_kind, read_table, read_text_file
@@ -22,7 +23,8 @@ class Samples:
 
     `problems` are the bad rows, which are left out: (line, what is wrong with it, its class, "" if
     it cannot be read). `note` says which columns are taken. `different` counts the different texts
-    before cleaning.
+    before cleaning. `groups` has one for each text, "" where there is none; `on_groups` a line on
+    them.
     """
 
     path: Path
@@ -32,6 +34,8 @@ class Samples:
     texts: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     problems: list[tuple[int, str, str]] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+    on_groups: list[str] = field(default_factory=list)
 
     def refuse(self, most: float | None) -> None:
         """UserError if more than this fraction of the rows are bad; None: if any is."""
@@ -88,7 +92,8 @@ def read_samples(
         line, problem = table.rows[0].line, table.rows[0].problem
         raise UserError(f"{path}: no row can be used; line {line} {problem}: correct the file")
     asked = request.text_columns, request.label_column
-    columns = choose_columns(table, *asked, classes=classes, header=request.header)
+    by, header = request.group_column, request.header
+    columns = choose_columns(table, *asked, classes=classes, header=header, group_column=by)
     samples = Samples(path, columns.note)
     known, originals = set(classes), set()
     by_number = {whole_number(name): name for name in classes}
@@ -96,13 +101,15 @@ def read_samples(
         by_number = {}
     first = table.rows[0].cells if columns.header else None
     for row in table.rows[columns.header :]:
-        problem, text, label = row.problem, "", ""
+        problem, text, label, group = row.problem, "", "", ""
         if row.cells == first:  # as in files that were joined
             problem = "is the header row once more"
         if problem is None:
             chosen = [row.cells[column] for column in columns.texts]
             text, original = _join(chosen, request.clean, line_end), _join(chosen, False)
             label = " ".join((row.cells[columns.label] or "").split())
+            if columns.group is not None:
+                group = (row.cells[columns.group] or "").strip()
             if label not in known:
                 label = by_number.get(whole_number(label), label)
             if not label:
@@ -113,11 +120,14 @@ def read_samples(
                     problem += " (after cleaning; --no_clean_text keeps links and markup)"
             elif known and label not in known:
                 problem = f"has the class {label[:40]!r}, which the training file does not have"
+            elif columns.group is not None and not group and not known:
+                problem = "has no group (--group_column)"
         if problem is None:
             originals.add(hash(original))
             samples.lines.append(row.line)
             samples.texts.append(text)
             samples.labels.append(label)
+            samples.groups.append(group)
         else:
             samples.problems.append((row.line, problem, label))
     samples.different = len(originals)
@@ -125,6 +135,10 @@ def read_samples(
     if not samples.texts:
         why = "".join(f": line {line} {problem}" for line, problem, _ in samples.problems[:1])
         raise UserError(f"{path} has no row that can be used{why}")
+    if request.divided and by == ASK and not known:
+        names = table.names or [cell or "" for cell in first or ()]
+        rows = (row.cells for row in table.rows if row.problem is None)
+        samples.on_groups = likely_column(names, rows, {*columns.texts, columns.label})
     return samples
 
 
