@@ -223,6 +223,6 @@ def test_a_million_names_are_not_all_looked_at(monkeypatch):
 )
 def test_columns_that_look_like_groups_are_asked_about(name, values, taken, asks):
     rows = [["text", f"{n % values}"] for n in range(100)] + [["text", None]]
-    lines = likely_column(["text", name], rows, taken)
+    lines = likely_column(["text", name, "session"], [[*row, "1"] for row in rows], taken)
     assert len(lines) == asks
     assert not asks or f"--group_column '{name}' keeps them in one split" in lines[0]

@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,8 +56,8 @@ class Groups:
     def hold_out(
         self, labels: np.ndarray, fraction: float, seed: int, classes: Sequence[str] | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As `stratified_split`, but of whole groups, so that the number held out of each class is
-        only near `fraction` of it. Every class keeps a sample. A note tells the sizes."""
+        """As `stratified_split`, but of whole groups: only about `fraction` of each class is held
+        out. Every class keeps a sample. A note tells the sizes."""
         names, of = np.unique(self.names, return_inverse=True)
         held = _choose(labels, of, fraction, seed) if len(names) > 1 else None
         if held is None:
@@ -148,15 +148,14 @@ def groups_of_files(paths: Sequence[str], by: str, below_class: bool) -> list[st
 def likely_files(paths: Sequence[str], labels: Sequence[int]) -> list[str]:
     """A line if names of files suggest groups: two for each class on average, so that the name of a
     class before a running number is none."""
-    groups: dict[tuple[int, str], list[str]] = {}
-    paths, labels = paths[:LOOKED_AT], labels[:LOOKED_AT]
-    for path, label in zip(paths, labels, strict=True):
+    groups, paths = dict[str, list[str]](), paths[:LOOKED_AT]
+    for path in paths:
         found = LIKELY.match(os.path.basename(path))
         if found and not NO_GROUP.search(found[1]):
-            groups.setdefault((label, found[1]), []).append(path)
+            groups.setdefault(found[1], []).append(path)
     several = [some for some in groups.values() if len(some) > 1]
     count = sum(map(len, several))
-    if 2 * count < len(paths) or len(several) < 2 * len({*labels}):
+    if 2 * count < len(paths) or len(several) < 2 * len({*labels[:LOOKED_AT]}):
         return []
     pattern = LIKELY.pattern + "|$" * (sum(map(len, groups.values())) < len(paths))
     return [
@@ -166,13 +165,13 @@ def likely_files(paths: Sequence[str], labels: Sequence[int]) -> list[str]:
     ]
 
 
-def likely_column(names: Sequence[str], rows: Iterable[Sequence], taken: Collection) -> list[str]:
+def likely_column(names: Sequence[str], rows: Sequence[list], taken: Collection) -> list[str]:
     """A line if a column that is not `taken` has a name of groups, and values that are repeated."""
     for place, name in enumerate(names):
         plain = re.sub(r"(?<=[a-z])(?=[A-Z])|[_-]", " ", name).strip().lower()
         if place in taken or not LIKELY_COLUMN.fullmatch(plain):
             continue
-        cells = [row[place] for row in itertools.islice(rows, LOOKED_AT) if row[place]]
+        cells = [row[place] for row in rows[:LOOKED_AT] if row[place]]
         if 5 <= len({*cells}) <= 0.8 * len(cells):
             return [
                 f"rows with the same {name} may belong together: --group_column '{name}' keeps "

@@ -137,7 +137,7 @@ def read_samples(
         raise UserError(f"{path} has no row that can be used{why}")
     if request.divided and by == ASK and not known:
         names = table.names or [cell or "" for cell in first or ()]
-        rows = (row.cells for row in table.rows if row.problem is None)
+        rows = [row.cells for row in table.rows if row.problem is None]
         samples.on_groups = likely_column(names, rows, {*columns.texts, columns.label})
     return samples
 
