@@ -164,7 +164,7 @@ def text_request(settings: TextSettings) -> TextRequest:
         header=settings.header,
         max_bad=settings.max_bad,
         group_column=settings.group_column,
-        divided=bool(settings.val_fraction or settings.test_fraction),
+        divided=bool(settings.val_fraction) or settings.test_file is None,
         # A recipe's gives way to a test file.
         test_fraction=None if settings.test_file else settings.test_fraction,
     )

@@ -196,7 +196,7 @@ def find_group_column(table: Table, names: list[str], column: str, required: boo
     if column in (ASK, NONE) or not (required or _has_name(names, column)):
         return None
     likely = difflib.get_close_matches(column, names, 1)
-    if likely and not _has_name(names, column):
+    if likely and not column.isdecimal() and not _has_name(names, column):
         raise UserError(
             f"{table.path} has no column {column!r} (--group_column): did you mean {likely[0]!r}?"
         )
