@@ -11,9 +11,10 @@ import statistics
 import time
 from dataclasses import dataclass, field, replace
 
-from tuning.halving import DEFAULT_TRIAL
-from tuning.runner import Outcome
 from utils.plural import counted
+
+from .halving import DEFAULT_TRIAL
+from .runner import Outcome
 
 WAIT_SECONDS = 0.5
 # Trials that are confirmed, besides the default.

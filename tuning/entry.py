@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuning.flags import TuningFlags, for_trials, listed
 from utils.errors import UserError, one_line
 from utils.launch.signals import Signals, StoppedBySignal
 from utils.machine.packages import mendable
 from utils.settings.command_line import read_command_line
 from utils.settings.config import fields, parse
+
+from .flags import TuningFlags, for_trials, listed
 
 
 class Target:
@@ -65,7 +66,7 @@ def search(target: Target, argv: list[str], program: str = "%(prog)s") -> int:
             read_command_line(known, ["--help"], target.description, print, program)
         settings, origin = parse(target.search_class, argv, target.description, print)
         # Optuna is imported only now: --help and wrong flags answer at once.
-        from tuning.search import Search
+        from .search import Search
 
         Search(target, settings, origin, signals).run()
     except (UserError, OSError, ModuleNotFoundError) as error:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from optuna.trial import FrozenTrial, TrialState
 
-from tuning.halving import DEFAULT_TRIAL, Rung, data_text
-from tuning.space import Parameter, Space, shown
 from utils.reporting.plots import save_figure
+
+from .halving import DEFAULT_TRIAL, Rung, data_text
+from .space import Parameter, Space, shown
 
 # Colours of the rungs before the last, which has LAST.
 LOWER = ("#c6dbef", "#9ecae1", "#6baed6")

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 
 import yaml
 
-from tuning.halving import Rung
-from tuning.space import DIGITS, Space, effective
 from utils.errors import UserError
 from utils.optim.entry import LINEAR
 from utils.optim.table import OPTIMIZERS
 from utils.settings.config import Config, fields
+
+from .halving import Rung
+from .space import DIGITS, Space, effective
 
 # Settings counted in epochs (and steps) of the run: they keep their fraction of it.
 PARTS_OF_EPOCHS = ("warmup_epochs", "step_epochs", "sync_from")  # fractions are allowed

@@ -10,17 +10,18 @@ from importlib.metadata import version
 
 from optuna.trial import FrozenTrial, TrialState
 
-from tuning.confirm import Verdict
-from tuning.files import AGAIN, as_user_error
-from tuning.halving import DEFAULT_TRIAL, data_text
-from tuning.plots import draw_plots
-from tuning.recipe import as_flags, to_yaml
-from tuning.runner import Outcome
-from tuning.space import shown
 from utils.files import replace_file
 from utils.plural import counted
 from utils.reporting.console import aligned
 from utils.reporting.metrics import to_json
+
+from .confirm import Verdict
+from .files import AGAIN, as_user_error
+from .halving import DEFAULT_TRIAL, data_text
+from .plots import draw_plots
+from .recipe import as_flags, to_yaml
+from .runner import Outcome
+from .space import shown
 
 SHOWN = 10  # trials in the table on the console; the CSV has all
 BORDER = 0.03  # a value within this fraction of its range from an end gets a note

@@ -12,15 +12,16 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuning.child import PARENT
-from tuning.files import AGAIN, as_user_error
-from tuning.recipe import to_yaml
 from utils.errors import UserError
 from utils.files import replace_file
 from utils.launch.launchers import without_launch
 from utils.machine.cores import usable_cores
 from utils.reporting.metrics import read_metrics
 from utils.settings.config import Config
+
+from .child import PARENT
+from .files import AGAIN, as_user_error
+from .recipe import to_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 # Errors that the settings of a trial cause; any other error with exit code 2 would occur in every

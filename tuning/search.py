@@ -10,23 +10,24 @@ from typing import TYPE_CHECKING
 
 from optuna.trial import TrialState
 
-from tuning.confirm import FINALISTS, Confirmation
-from tuning.files import as_user_error
-from tuning.flags import seconds
-from tuning.halving import DEFAULT_TRIAL, build_rungs, data_text
-from tuning.recipe import Recipe
-from tuning.report import Report, best_line
-from tuning.runner import Interrupted, Outcome, Runner, machine
-from tuning.space_file import load_space
-from tuning.study import Claim, Study
 from utils.errors import UserError
 from utils.launch.signals import Signals, StoppedBySignal
 from utils.plural import counted
 from utils.reporting.console import Console
 from utils.settings.config import IMPLIED, Config, fields
 
+from .confirm import FINALISTS, Confirmation
+from .files import as_user_error
+from .flags import seconds
+from .halving import DEFAULT_TRIAL, build_rungs, data_text
+from .recipe import Recipe
+from .report import Report, best_line
+from .runner import Interrupted, Outcome, Runner, machine
+from .space_file import load_space
+from .study import Claim, Study
+
 if TYPE_CHECKING:
-    from tuning.entry import Target  # which starts this module
+    from .entry import Target  # which starts this module
 
 # A search ends after so many failures without any success.
 HOPELESS = 3

@@ -8,15 +8,16 @@ import difflib
 from collections.abc import Mapping
 from pathlib import Path
 
-from tuning.flags import REFUSED
-from tuning.recipe import OF_THE_PLACE
-from tuning.space import DIGITS, Parameter, Space, effective
 from utils.errors import UserError
 from utils.optim.entry import Range
 from utils.optim.table import OPTIMIZERS
 from utils.settings.config import COMMAND_LINE, DEFAULT, Config, fields
 from utils.settings.values import canonical_name, convert, suggestion
 from utils.settings.yaml_file import read_yaml_file
+
+from .flags import REFUSED
+from .recipe import OF_THE_PLACE
+from .space import DIGITS, Parameter, Space, effective
 
 # In place of a range: those that the optimizers state in their files (utils/optim/).
 OF_OPTIMIZER = {"of": "optimizer"}

@@ -22,11 +22,12 @@ import yaml
 from optuna.storages import JournalStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from tuning.files import Journal, as_user_error, locked, take_lock
-from tuning.halving import ALLOWED, DEFAULT_TRIAL, SeededSampler, is_waiting, next_to_promote
-from tuning.space import Space
 from utils.errors import UserError
 from utils.files import replace_file
+
+from .files import Journal, as_user_error, locked, take_lock
+from .halving import ALLOWED, DEFAULT_TRIAL, SeededSampler, is_waiting, next_to_promote
+from .space import Space
 
 # Other processes hold all trials that are left.
 WAIT = "wait"

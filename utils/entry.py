@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from utils.errors import UserError, one_line
-from utils.launch.environment import (
+from .errors import UserError, one_line
+from .launch.environment import (
     LAUNCH_RUN,
     LaunchedAs,
     die_with_launcher,
@@ -25,13 +25,13 @@ from utils.launch.environment import (
     previous_exit_code,
     set_environment,
 )
-from utils.launch.flags import check_launch_flags, take_launch_flags
-from utils.launch.signals import Signals, StoppedBySignal
-from utils.machine.packages import mendable
-from utils.runs.run import Run
-from utils.settings import TrainSettings
-from utils.settings.config import fields, parse
-from utils.tasks.kinds import KINDS, kind_of
+from .launch.flags import check_launch_flags, take_launch_flags
+from .launch.signals import Signals, StoppedBySignal
+from .machine.packages import mendable
+from .runs.run import Run
+from .settings import TrainSettings
+from .settings.config import fields, parse
+from .tasks.kinds import KINDS, kind_of
 
 # PyTorch is imported inside the functions that need it: --help and wrong flags answer at once.
 
@@ -93,7 +93,7 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
             return 2
         if place is None:
             raise
-        from utils.distributed.group import is_lost_peer
+        from .distributed.group import is_lost_peer
 
         if not is_lost_peer(error):
             raise
@@ -162,26 +162,26 @@ class Entry:
     def _act(self, settings, origin: dict, signals: Signals) -> int | None:
         if settings.check:
             with signals.held():  # imports PyTorch, see Run
-                from utils.check.run_check import run_check
+                from .check.run_check import run_check
             return run_check(settings, origin, signals)
         name = self.model_name(settings)
         with Run(settings, origin, signals, name, settings.dataset) as run:
-            from utils.runs.resume import load_checkpoint
+            from .runs.resume import load_checkpoint
 
             kind = kind_of(settings)(settings, self.build_model, name)
             kind.set_environment()
             self.check_model(settings)
             checkpoint = load_checkpoint(run)
             if settings.action.trains:
-                from utils.runs.train import train
+                from .runs.train import train
 
                 train(run, kind, checkpoint)
             elif settings.action.needs_data:
-                from utils.inference.use_model import evaluate_only
+                from .inference.use_model import evaluate_only
 
                 evaluate_only(run, kind, checkpoint)
             else:
-                from utils.inference.use_model import use_model
+                from .inference.use_model import use_model
 
                 use_model(run, kind, checkpoint)
         return None

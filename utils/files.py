@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from utils.errors import UserError
+from .errors import UserError
 
 
 def sync_folder(folder: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.to_device import to_device
+from .to_device import to_device
 
 
 class PackedTokens(NamedTuple):

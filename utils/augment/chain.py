@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from utils.to_device import to_device
+from ..to_device import to_device
 
 if TYPE_CHECKING:  # worker processes import this file, and start fast without PyTorch
     from torch import Tensor

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from utils.augment.chain import Augmentation
-from utils.errors import UserError
+from ..errors import UserError
+from .chain import Augmentation
 
 if TYPE_CHECKING:  # worker processes import this file, and start fast without PyTorch
     from torch import Tensor

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from utils.augment.policies import Choice, OneOf, OneOfPairs, Operation, Step
-from utils.errors import UserError
+from ..errors import UserError
+from .policies import Choice, OneOf, OneOfPairs, Operation, Step
 
 # 3-Augment, with the ranges of timm and of the paper's code.
 THREE = (

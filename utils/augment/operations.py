@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from utils.augment.policies import Operation
+from .policies import Operation
 
 BLUR_RADIUS = 6  # pixels: three standard deviations of the widest blur of --auto_augment 3a
 

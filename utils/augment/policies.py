@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from utils.augment.chain import Augmentation
-from utils.to_device import to_device
+from ..to_device import to_device
+from .chain import Augmentation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -235,7 +235,7 @@ class Operations(Augmentation):
     def _groups(self) -> list[tuple[list[Operation], Callable]]:
         """What is carried out together: operations, and a function of (n, channels, height, width)
         uint8 and of operations and arguments (n,), the operation and argument of each sample."""
-        from utils.augment import operations as ops
+        from . import operations as ops
 
         def look_up(images, operations, arguments):
             tables = _for_each(ops.TABLES, operations, arguments)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from utils.augment.chain import Augmentation
+from .chain import Augmentation
 
 if TYPE_CHECKING:
     from torch import Tensor

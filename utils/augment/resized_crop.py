@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from utils.augment.chain import Augmentation
-from utils.to_device import to_device
+from ..to_device import to_device
+from .chain import Augmentation
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.distributed.strategies.base import build_strategy
-from utils.exchange import Exchange
-from utils.fused import kernels
-from utils.fused.batch_norm import normalization
-from utils.fused.cross_entropy import fused_cross_entropy
-from utils.fused.transformer import feed_forward
-from utils.training.objective import mixed_cross_entropy
+from ..distributed.strategies.base import build_strategy
+from ..exchange import Exchange
+from ..fused import kernels
+from ..fused.batch_norm import normalization
+from ..fused.cross_entropy import fused_cross_entropy
+from ..fused.transformer import feed_forward
+from ..training.objective import mixed_cross_entropy
 
 # Of the largest value, in float32: far more than rounding, far less than a mistake.
 ALLOWED = 1e-4

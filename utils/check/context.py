@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from utils.check.machine import facts_of
-from utils.files import reason, replace_file
-from utils.launch.environment import note_exit_code
-from utils.reporting.console import aligned
-from utils.reporting.metrics import to_json
-from utils.runs.run import Run
+from ..files import reason, replace_file
+from ..launch.environment import note_exit_code
+from ..reporting.console import aligned
+from ..reporting.metrics import to_json
+from ..runs.run import Run
+from .machine import facts_of
 
 SECONDS = 90  # that a part of the check may take
 NETWORK = (

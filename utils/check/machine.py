@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from utils.launch.hosts import SECRET
-from utils.launch.network import infiniband, interface_of, interface_speed, local_address
-from utils.machine.cores import usable_cores
-from utils.machine.host_memory import available_memory
-from utils.machine.nvml import driver_version, open_gpu
+from ..launch.hosts import SECRET
+from ..launch.network import infiniband, interface_of, interface_speed, local_address
+from ..machine.cores import usable_cores
+from ..machine.host_memory import available_memory
+from ..machine.nvml import driver_version, open_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 # Variables that decide how ranks communicate, or which devices they see.

@@ -9,17 +9,17 @@ import uuid
 from collections import Counter
 from pathlib import Path
 
-from utils.check.arithmetic import (
+from ..distributed.collectives import COLLECTIVES, Timing, measure
+from ..exchange import Exchange
+from ..files import reason
+from .arithmetic import (
     ALLOWED_IN_FLOAT64,
     difference_from_one,
     matrix_speed,
     slowest,
 )
-from utils.check.context import FAILS, NETWORK, NOTE, OK, SKIPPED, Check, amount
-from utils.check.links import ENOUGH, Expected, expected, transports
-from utils.distributed.collectives import COLLECTIVES, Timing, measure
-from utils.exchange import Exchange
-from utils.files import reason
+from .context import FAILS, NETWORK, NOTE, OK, SKIPPED, Check, amount
+from .links import ENOUGH, Expected, expected, transports
 
 CLOCKS = 2.0  # seconds by which the clocks of hosts may differ: see docs/distributed.md
 SLOW = 0.7  # a GPU below this part of the median speed fails the check

@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from utils.check import ranks
-from utils.check.arithmetic import ALLOWED, how_computed, largest_differences
-from utils.check.context import FAILS, NETWORK, NOTE, OK, Check, Report, amount, part_of_check
-from utils.check.machine import unusable_gpu
-from utils.launch.environment import note_exit_code
-from utils.launch.signals import Signals
-from utils.machine.packages import NEEDED, OF_GPUS, OPTIONAL, installed, missing_text
-from utils.runs.run import Run
+from ..launch.environment import note_exit_code
+from ..launch.signals import Signals
+from ..machine.packages import NEEDED, OF_GPUS, OPTIONAL, installed, missing_text
+from ..runs.run import Run
+from . import ranks
+from .arithmetic import ALLOWED, how_computed, largest_differences
+from .context import FAILS, NETWORK, NOTE, OK, Check, Report, amount, part_of_check
+from .machine import unusable_gpu
 
 FREE = 0.8  # a GPU with less free memory than this part is in use by others
 

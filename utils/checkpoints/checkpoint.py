@@ -31,11 +31,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from utils.checkpoints.shards import PARTS, Rows, file_names, read_part, shard_name, together
-from utils.errors import UserError
-from utils.exchange import Exchange
-from utils.files import file_sum, reason, sums_text, sync_folder, write_files, write_synced
-from utils.reporting.metrics import to_json
+from ..errors import UserError
+from ..exchange import Exchange
+from ..files import file_sum, reason, sums_text, sync_folder, write_files, write_synced
+from ..reporting.metrics import to_json
+from .shards import PARTS, Rows, file_names, read_part, shard_name, together
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 STATE, SUMS = "state.json", "SHA256SUMS"

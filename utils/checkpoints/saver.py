@@ -11,12 +11,12 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from utils.checkpoints.checkpoint import RUN_INFO, Checkpoint, Checkpoints
-from utils.errors import UserError
-from utils.exchange import Exchange
-from utils.files import reason, remedy
-from utils.reporting.console import Console
-from utils.reporting.metrics import MetricsLog, NoMetrics
+from ..errors import UserError
+from ..exchange import Exchange
+from ..files import reason, remedy
+from ..reporting.console import Console
+from ..reporting.metrics import MetricsLog, NoMetrics
+from .checkpoint import RUN_INFO, Checkpoint, Checkpoints
 
 
 class Saver:

@@ -20,9 +20,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from utils.exchange import Exchange, Rows
-from utils.files import reason
-from utils.optim.table import OPTIMIZERS
+from ..exchange import Exchange, Rows
+from ..files import reason
+from ..optim.table import OPTIMIZERS
 
 # The files of a checkpoint with tensors; others in its folder are not its own.
 PARTS = ("model", "optimizer", "average", "mixup", "workers", "outer")

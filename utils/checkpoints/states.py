@@ -8,10 +8,10 @@ import itertools
 import torch
 from torch import Tensor
 
-from utils.checkpoints.shards import is_by_element
-from utils.errors import UserError
-from utils.exchange import Exchange
-from utils.optim.table import OPTIMIZERS
+from ..errors import UserError
+from ..exchange import Exchange
+from ..optim.table import OPTIMIZERS
+from .shards import is_by_element
 
 # Keys of a parameter group that change with the steps: the last learning rate (the schedule sets
 # the next), and counts of steps.

@@ -18,10 +18,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from utils.checkpoints.checkpoint import Checkpoint
-from utils.checkpoints.shards import is_by_element
-from utils.exchange import Exchange, Rows, add_in_order
-from utils.local.workers import Workers
+from ..exchange import Exchange, Rows, add_in_order
+from ..local.workers import Workers
+from .checkpoint import Checkpoint
+from .shards import is_by_element
 
 MODEL, AVERAGE, OPTIMIZER = "model/", "average/", "optimizer/"
 # What state["workers"] has of each; "window" and "left_out" are `window_sums` and `left_out` of a

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.mixup.mixing import Draws, Mixing
+from ..mixup.mixing import Draws, Mixing
 
 # Separate streams of random numbers, so that none depends on how much another draws.
 ORDER_STREAM, AUGMENT_STREAM, MIX_STREAM = 0, 1, 2

@@ -17,8 +17,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from utils.errors import UserError
-from utils.files import reason, sync_folder
+from ..errors import UserError
+from ..files import reason, sync_folder
 
 _TEMPORARY, LOCK = ".building-", "lock"
 T = TypeVar("T")

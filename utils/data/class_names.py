@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from unicodedata import normalize
 
-from utils.plural import counted
+from ..plural import counted
 
 
 def by_form(names: Iterable[str]) -> dict[str, str]:

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from utils.data.progress import progress_bar
-from utils.errors import UserError, network_cause
-from utils.files import sync_folder
+from ..errors import UserError, network_cause
+from ..files import sync_folder
+from .progress import progress_bar
 
 # What lies in a folder that data sets are downloaded into.
 DATA_SETS = re.compile(

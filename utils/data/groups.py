@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from utils.errors import UserError
-from utils.plural import counted
+from ..errors import UserError
+from ..plural import counted
 
 # Values of --group_by; --group_column has the first two: unknown, and none.
 ASK, NONE, FOLDER = "ask", "none", "folder"

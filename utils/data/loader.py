@@ -18,7 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.data.batch import (
+from ..mixup.mixing import Draws
+from ..to_device import to_device
+from .batch import (
     MIX_STREAM,
     ORDER_STREAM,
     Batch,
@@ -26,9 +28,7 @@ from utils.data.batch import (
     random_generator,
     trial_draws,
 )
-from utils.data.steps import Piece, Steps
-from utils.mixup.mixing import Draws
-from utils.to_device import to_device
+from .steps import Piece, Steps
 
 
 class Loader(Steps, ABC):

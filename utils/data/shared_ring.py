@@ -12,8 +12,8 @@ from multiprocessing.shared_memory import SharedMemory
 
 import numpy as np
 
-from utils.errors import UserError
-from utils.files import reason
+from ..errors import UserError
+from ..files import reason
 
 # Where Linux keeps shared memory. Containers limit it to 64 MB by default.
 FOLDER = "/dev/shm"

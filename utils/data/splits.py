@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from utils.data.groups import Groups
-from utils.errors import UserError
+from ..errors import UserError
+from .groups import Groups
 
 # For --test_fraction: the same samples are held out whatever --seed is, so that runs with other
 # seeds, or with the weights of another run, are measured on samples that none of them has seen.

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from utils.errors import UserError
-from utils.mixup.mixing import Mixing
-from utils.pieces import has_lone_last, piece_borders, piece_count
+from ..errors import UserError
+from ..mixup.mixing import Mixing
+from ..pieces import has_lone_last, piece_borders, piece_count
 
 
 class Piece(NamedTuple):

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from utils.data.shared_ring import Ring
-from utils.errors import UserError
+from ..errors import UserError
+from .shared_ring import Ring
 
 # Ignored by workers, which receive them too from a terminal or a scheduler: the training process
 # needs its workers to finish the step. They end when it does.

@@ -25,8 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from utils.data.shared_ring import Ring
-from utils.data.worker_process import (
+from ..errors import UserError
+from .shared_ring import Ring
+from .worker_process import (
     SIGNALS,
     MapReader,
     Reader,
@@ -35,7 +36,6 @@ from utils.data.worker_process import (
     is_map,
     work,
 )
-from utils.errors import UserError
 
 AHEAD = 2  # batches in preparation per worker
 DEATHS = 3  # per worker, without a finished batch in between, after which the run gives up

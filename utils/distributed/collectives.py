@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from utils.distributed.exchange import ProcessExchange
+from .exchange import ProcessExchange
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast")
 SMALL = 1024  # bytes, by which the latency is measured

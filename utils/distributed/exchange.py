@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from utils.distributed import ordered_sum
-from utils.distributed.ordered_sum import Message, Step
-from utils.errors import UserError
-from utils.exchange import Exchange, Rows
+from ..errors import UserError
+from ..exchange import Exchange, Rows
+from . import ordered_sum
+from .ordered_sum import Message, Step
 
 # In seconds, between two looks of a rank that waits for a cache at whether it is there.
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0

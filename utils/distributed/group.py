@@ -11,12 +11,12 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from utils.distributed.exchange import ProcessExchange
-from utils.errors import UserError
-from utils.exchange import Exchange
-from utils.launch.launchers import TORCHRUN, LaunchedAs
-from utils.launch.watch import Watch
-from utils.settings.yaml_file import PLACES
+from ..errors import UserError
+from ..exchange import Exchange
+from ..launch.launchers import TORCHRUN, LaunchedAs
+from ..launch.watch import Watch
+from ..settings.yaml_file import PLACES
+from .exchange import ProcessExchange
 
 POLL_SECONDS = 0.2
 # Parts of the errors of a rank whose peer is gone. The peer's own error is the one to read.

@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from utils.errors import UserError
-from utils.exchange import Exchange
-from utils.fused.batch_norm import Statistics, global_backward, tracked_statistics
+from ..errors import UserError
+from ..exchange import Exchange
+from ..fused.batch_norm import Statistics, global_backward, tracked_statistics
 
 PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 

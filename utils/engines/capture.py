@@ -18,8 +18,8 @@ from typing import ClassVar
 
 import torch
 
-from utils.engines.launch_bound import mark_on
-from utils.errors import UserError
+from ..errors import UserError
+from .launch_bound import mark_on
 
 AHEAD = 2  # replays by which the host may be ahead of the GPU
 WAIT = "called a synchronizing CUDA operation"  # PyTorch's message in its sync debug mode

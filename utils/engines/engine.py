@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 import torch
 
-from utils.data.loader import Loader
-from utils.distributed.strategies.base import Strategy
-from utils.engines.capture import CudaRecorder
-from utils.engines.graphed_step import GraphedStep
-from utils.engines.launch_bound import LaunchBound, TimedSteps, mark_on
-from utils.errors import UserError
-from utils.optim.table import OPTIMIZERS
-from utils.reporting.console import Console
-from utils.training.steps import Steps
-from utils.training.train_step import StepParts, TrainStep
+from ..data.loader import Loader
+from ..distributed.strategies.base import Strategy
+from ..errors import UserError
+from ..optim.table import OPTIMIZERS
+from ..reporting.console import Console
+from ..training.steps import Steps
+from ..training.train_step import StepParts, TrainStep
+from .capture import CudaRecorder
+from .graphed_step import GraphedStep
+from .launch_bound import LaunchBound, TimedSteps, mark_on
 
 
 @dataclass(frozen=True)

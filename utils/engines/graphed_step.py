@@ -33,11 +33,11 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from utils.data.loader import Loader
-from utils.engines.capture import CudaRecorder
-from utils.engines.launch_bound import LaunchBound
-from utils.reporting.console import Console
-from utils.training.train_step import StepParts, TrainStep
+from ..data.loader import Loader
+from ..reporting.console import Console
+from ..training.train_step import StepParts, TrainStep
+from .capture import CudaRecorder
+from .launch_bound import LaunchBound
 
 WARM_UP = 3  # ordinary steps before a capture, to set up memory, kernels and optimizer state
 

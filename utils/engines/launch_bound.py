@@ -20,7 +20,7 @@ from collections.abc import Callable
 import torch
 from torch.cuda import Event
 
-from utils.training.train_step import StepParts, TrainStep
+from ..training.train_step import StepParts, TrainStep
 
 TIMED = 3  # steps
 SLACK = 1.2  # after the last launch the GPU still has to finish the last kernels

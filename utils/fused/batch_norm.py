@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from utils.exchange import Exchange
-from utils.fused import kernels
+from ..exchange import Exchange
+from . import kernels
 
 aten = torch.ops.aten
 

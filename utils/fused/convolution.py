@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.fused import refuse_second_derivative
-from utils.fused.batch_norm import (
+from . import refuse_second_derivative
+from .batch_norm import (
     BatchNormOutput,
     ReluBackward,
     Statistics,

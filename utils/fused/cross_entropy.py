@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from utils.fused import kernels, refuse_second_derivative
+from . import kernels, refuse_second_derivative
 
 
 def fused_cross_entropy(

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from utils.fused import kernels
-from utils.fused.dropout import Mask
+from . import kernels
+from .dropout import Mask
 
 aten = torch.ops.aten
 

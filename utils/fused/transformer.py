@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.fused import refuse_second_derivative
-from utils.fused.dropout import Mask
-from utils.fused.elementwise import (
+from . import refuse_second_derivative
+from .dropout import Mask
+from .elementwise import (
     LayerNormParameters,
     add_dropped,
     add_norm,

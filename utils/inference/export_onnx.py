@@ -7,19 +7,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from utils.engines.ort.session import import_onnxruntime
-from utils.errors import UserError, one_line
-from utils.files import written_aside
-from utils.inference.export_samples import (
+from ..engines.ort.session import import_onnxruntime
+from ..errors import UserError, one_line
+from ..files import written_aside
+from ..training.flops import forward_flops
+from ..weights.card import ModelCard, TextCard
+from .export_samples import (
     SAMPLES,
     PictureSamples,
     TextSamples,
     metadata_of,
     samples_for,
 )
-from utils.inference.onnx_model import OnnxSession, close, trace, traceable
-from utils.training.flops import forward_flops
-from utils.weights.card import ModelCard, TextCard
+from .onnx_model import OnnxSession, close, trace, traceable
 
 # Ten seconds of onnx.reference, which computes about 1e10 operations per second.
 REFERENCE_FLOPS = 100_000_000_000

@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from utils.errors import UserError
-from utils.files import written_aside
-from utils.inference.export_samples import SAMPLES, plain_copy, samples_for
-from utils.weights.card import ModelCard, TextCard
-from utils.weights.files import CARD
-from utils.weights.pretrained import fit_weights, load_pretrained
+from ..errors import UserError
+from ..files import written_aside
+from ..weights.card import ModelCard, TextCard
+from ..weights.files import CARD
+from ..weights.pretrained import fit_weights, load_pretrained
+from .export_samples import SAMPLES, plain_copy, samples_for
 
 
 def export_safetensors(

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from utils.data.images.loader import Normalize
-from utils.data.texts.tokenizer import cls_id, pad_id, tokenizer_from_json, vocabulary_size
-from utils.weights.card import ModelCard, TextCard
+from ..data.images.loader import Normalize
+from ..data.texts.tokenizer import cls_id, pad_id, tokenizer_from_json, vocabulary_size
+from ..weights.card import ModelCard, TextCard
 
 SAMPLES = 5  # in a check; not 2 as in `example`, so that a batch of fixed size fails the check
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from utils.engines.ort.session import import_onnxruntime
-from utils.errors import UserError, one_line
-from utils.inference.export_samples import PictureSamples, TextSamples, plain_copy
-from utils.machine.silence import silenced
-from utils.packed import PackedTokens
-from utils.plural import counted
+from ..engines.ort.session import import_onnxruntime
+from ..errors import UserError, one_line
+from ..machine.silence import silenced
+from ..packed import PackedTokens
+from ..plural import counted
+from .export_samples import PictureSamples, TextSamples, plain_copy
 
 # Largest differences in float32 between PyTorch and another engine: of probabilities, and of their
 # logarithms, which alone show a difference where the model is certain of one class.

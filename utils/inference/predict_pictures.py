@@ -16,21 +16,21 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from utils.data.images.decode import decode_all, not_readable, strict_pillow
-from utils.data.images.file_formats import unread_formats
-from utils.data.images.image_data import USUAL, Form
-from utils.data.images.imagefolder import walk
-from utils.data.images.loader import Normalize
-from utils.data.images.split_names import is_ignored
-from utils.errors import UserError
-from utils.inference.predictions import evaluating, not_a_number, predictions_file
-from utils.machine.cores import usable_cores
-from utils.plural import counted
-from utils.reporting.console import PLAIN_LINE_SECONDS
-from utils.reporting.csv_fields import quoted, safe_path, safe_text
-from utils.training.evaluation import mean_log_probabilities
-from utils.training.objective import Precision
-from utils.weights.card import ModelCard
+from ..data.images.decode import decode_all, not_readable, strict_pillow
+from ..data.images.file_formats import unread_formats
+from ..data.images.image_data import USUAL, Form
+from ..data.images.imagefolder import walk
+from ..data.images.loader import Normalize
+from ..data.images.split_names import is_ignored
+from ..errors import UserError
+from ..machine.cores import usable_cores
+from ..plural import counted
+from ..reporting.console import PLAIN_LINE_SECONDS
+from ..reporting.csv_fields import quoted, safe_path, safe_text
+from ..training.evaluation import mean_log_probabilities
+from ..training.objective import Precision
+from ..weights.card import ModelCard
+from .predictions import evaluating, not_a_number, predictions_file
 
 HEADER = "file,class,probability\n"
 

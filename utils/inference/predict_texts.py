@@ -7,15 +7,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from utils.data.texts.loader import TextLoader
-from utils.data.texts.rows import read_texts
-from utils.data.texts.sources import TextRequest
-from utils.data.texts.token_store import TokenSplit, lines_on_losses
-from utils.data.texts.tokenizer import encode, tokenizer_from_json
-from utils.inference.predictions import evaluating, not_a_number, predictions_file
-from utils.reporting.csv_fields import quoted, safe_text
-from utils.training.objective import Precision
-from utils.weights.card import TextCard
+from ..data.texts.loader import TextLoader
+from ..data.texts.rows import read_texts
+from ..data.texts.sources import TextRequest
+from ..data.texts.token_store import TokenSplit, lines_on_losses
+from ..data.texts.tokenizer import encode, tokenizer_from_json
+from ..reporting.csv_fields import quoted, safe_text
+from ..training.objective import Precision
+from ..weights.card import TextCard
+from .predictions import evaluating, not_a_number, predictions_file
 
 CHUNK = 8192  # texts that are encoded, and sorted by length, at a time
 

@@ -7,8 +7,8 @@ from typing import TextIO
 
 from torch import nn
 
-from utils.errors import UserError
-from utils.files import written_aside
+from ..errors import UserError
+from ..files import written_aside
 
 
 @contextlib.contextmanager

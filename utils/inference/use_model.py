@@ -7,34 +7,34 @@ from pathlib import Path
 
 from torch import nn
 
-from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
-from utils.data.images.csv_lists import listed_pictures
-from utils.data.images.split_names import ENDINGS
-from utils.data.texts.encodings import BY_ROW
-from utils.errors import UserError
-from utils.files import replace_file
-from utils.inference.export_onnx import export_onnx
-from utils.inference.export_safetensors import export_safetensors
-from utils.inference.export_samples import samples_for
-from utils.inference.onnx_model import OnnxModel
-from utils.inference.predict_pictures import (
+from ..checkpoints.checkpoint import Checkpoint, Checkpoints
+from ..data.images.csv_lists import listed_pictures
+from ..data.images.split_names import ENDINGS
+from ..data.texts.encodings import BY_ROW
+from ..errors import UserError
+from ..files import replace_file
+from ..launch.signals import StoppedBySignal
+from ..plural import counted
+from ..reporting.run_folder import REPORT, default_path
+from ..runs.prepare import kept_modules, measure_split, prepare
+from ..runs.report import flip_text, report_classes
+from ..runs.resume import which_weights
+from ..runs.run import Run
+from ..tasks.kinds import Kind
+from ..tasks.texts import text_request
+from ..training.keep_fp32 import keep_in_float32
+from ..weights.card import ModelCard
+from .export_onnx import export_onnx
+from .export_safetensors import export_safetensors
+from .export_samples import samples_for
+from .onnx_model import OnnxModel
+from .predict_pictures import (
     PictureFiles,
     is_predictions,
     list_pictures,
     predict_images,
 )
-from utils.inference.predict_texts import predict_texts
-from utils.launch.signals import StoppedBySignal
-from utils.plural import counted
-from utils.reporting.run_folder import REPORT, default_path
-from utils.runs.prepare import kept_modules, measure_split, prepare
-from utils.runs.report import flip_text, report_classes
-from utils.runs.resume import which_weights
-from utils.runs.run import Run
-from utils.tasks.kinds import Kind
-from utils.tasks.texts import text_request
-from utils.training.keep_fp32 import keep_in_float32
-from utils.weights.card import ModelCard
+from .predict_texts import predict_texts
 
 
 def use_model(run: Run, kind: Kind, checkpoint) -> None:

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-from utils.launch.environment import LAUNCH_FOLDER, previous_exit_code
-from utils.launch.signals import stopping_signals
+from .environment import LAUNCH_FOLDER, previous_exit_code
+from .signals import stopping_signals
 
 # In seconds: SILENCE without an answer from the rendezvous kills the workers; the agent then has
 # GRACE to end by itself; PROBE lies between two attempts to connect. Together below a minute.

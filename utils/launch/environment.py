@@ -11,8 +11,8 @@ import signal
 import sys
 from pathlib import Path
 
-from utils.launch.launchers import TORCHRUN, LaunchedAs, read_launch, without_launch
-from utils.launch.network import choose_interface, is_loopback, local_address
+from .launchers import TORCHRUN, LaunchedAs, read_launch, without_launch
+from .network import choose_interface, is_loopback, local_address
 
 LAUNCH_FOLDER = "LAUNCH_FOLDER"  # set by the launcher to a new temporary folder
 LAUNCH_RUN = "LAUNCH_RUN"  # set by the launcher to the run's folder if the job trains

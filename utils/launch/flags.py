@@ -5,8 +5,8 @@ import argparse
 import re
 from collections.abc import Collection
 
-from utils.errors import UserError
-from utils.launch.launchers import LaunchedAs
+from ..errors import UserError
+from .launchers import LaunchedAs
 
 # Flags by which other launchers and scripts tell a process its place; spelled with hyphens or
 # underscores.

@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.errors import UserError
-from utils.launch.agent import ended_how, kill_groups, say
-from utils.launch.plan import FIRST_PORT, PORTS, VARIABLES
-from utils.launch.signals import stopping_signals
-from utils.reporting.console import print_line
+from ..errors import UserError
+from ..reporting.console import print_line
+from .agent import ended_how, kill_groups, say
+from .plan import FIRST_PORT, PORTS, VARIABLES
+from .signals import stopping_signals
 
 FOLLOW_STDIN = "LAUNCH_FOLLOWS_STDIN"  # set for the launcher of a node
 # BatchMode: ssh fails where it would ask for a password. ServerAlive: it notices a lost node.

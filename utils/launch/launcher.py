@@ -15,11 +15,17 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from utils.errors import UserError, one_line
-from utils.launch.agent import run_agent
-from utils.launch.environment import LAUNCH_FOLDER, LAUNCH_RUN
-from utils.launch.flags import take_launch_flags
-from utils.launch.hosts import (
+from ..errors import UserError, one_line
+from ..machine.cores import usable_cores
+from ..machine.packages import mendable
+from ..plural import counted
+from ..reporting.console import print_line
+from ..reporting.run_folder import default_path, find_run, refuse_run
+from ..settings.config import DEFAULT, HOST, fields, parse, read_yaml
+from .agent import run_agent
+from .environment import LAUNCH_FOLDER, LAUNCH_RUN
+from .flags import take_launch_flags
+from .hosts import (
     FOLLOW_STDIN,
     SSH,
     follow_stdin,
@@ -27,21 +33,15 @@ from utils.launch.hosts import (
     read_hosts,
     run_nodes,
 )
-from utils.launch.launchers import refuse_many_launchers
-from utils.launch.network import (
+from .launchers import refuse_many_launchers
+from .network import (
     LOOPBACK,
     choose_interface,
     local_address,
     refuse_taken_port,
 )
-from utils.launch.plan import VARIABLES, Plan, read_plan
-from utils.launch.signals import stopping_signals
-from utils.machine.cores import usable_cores
-from utils.machine.packages import mendable
-from utils.plural import counted
-from utils.reporting.console import print_line
-from utils.reporting.run_folder import default_path, find_run, refuse_run
-from utils.settings.config import DEFAULT, HOST, fields, parse, read_yaml
+from .plan import VARIABLES, Plan, read_plan
+from .signals import stopping_signals
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = "resnet50_test.py"

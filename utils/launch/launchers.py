@@ -5,9 +5,9 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from utils.errors import UserError
-from utils.launch.network import LOOPBACK
-from utils.launch.plan import SPECIAL_STEPS, first_node, number_of, port_of_job
+from ..errors import UserError
+from .network import LOOPBACK
+from .plan import SPECIAL_STEPS, first_node, number_of, port_of_job
 
 TORCHRUN, SRUN = "torchrun", "srun"
 PORT = 29500  # PyTorch's usual

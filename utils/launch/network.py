@@ -7,7 +7,7 @@ import socket
 import struct
 from pathlib import Path
 
-from utils.errors import UserError
+from ..errors import UserError
 
 LOOPBACK = "127.0.0.1"
 # Nothing is sent there: the kernel's route to an address outside shows which interface leads out.

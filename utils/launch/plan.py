@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from utils.errors import UserError
-from utils.plural import counted
+from ..errors import UserError
+from ..plural import counted
 
 # In seconds. The loss of a node is noticed after KEEP_ALIVE * MISSED; where NNODES allows fewer
 # nodes, the rest then waits LAST_CALL for others to join. Together well below a minute.

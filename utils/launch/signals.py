@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 
-from utils.launch.environment import LAUNCH_FOLDER
+from .environment import LAUNCH_FOLDER
 
 # A launched process ignores a second signal that comes within so many seconds of the first.
 REPEATED_SECONDS = 3.0

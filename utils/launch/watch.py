@@ -22,7 +22,7 @@ from dataclasses import astuple, dataclass
 
 import torch.distributed as dist
 
-from utils.launch.environment import launched
+from .environment import launched
 
 BEAT_SECONDS = 0.5
 # A rank that has written nothing for this long counts as silent; in the first step a compiler may

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from utils.exchange import Exchange
-from utils.local.rules import cut, power_length
+from ..exchange import Exchange
+from .rules import cut, power_length
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from utils.errors import UserError
+from ..errors import UserError
 
 
 @dataclass(frozen=True)

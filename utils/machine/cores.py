@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from utils.machine.cgroups import cgroups_with
+from .cgroups import cgroups_with
 
 
 def allowed_cores() -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from utils.machine.cores import allowed_cores
+from .cores import allowed_cores
 
 SECONDS = 2.0  # minimum time between two measurements
 # A core counts as busy if others use at least BUSY of its time: a program that would use a whole

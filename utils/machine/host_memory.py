@@ -9,7 +9,7 @@ import resource
 import sys
 from pathlib import Path
 
-from utils.machine.cgroups import cgroups_with
+from .cgroups import cgroups_with
 
 # Limits from here on mean "no limit" in cgroup v1; v2 says "max".
 NO_LIMIT = 1 << 60

@@ -3,8 +3,8 @@
 import importlib.util
 from typing import NamedTuple
 
-from utils.errors import UserError
-from utils.files import denial
+from ..errors import UserError
+from ..files import denial
 
 
 class Package(NamedTuple):

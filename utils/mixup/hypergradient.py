@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from utils.machine.backends import float32_products
-from utils.mixup.branches import Branches
+from ..machine.backends import float32_products
+from .branches import Branches
 
 Weights = list[Tensor]
 

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from utils.errors import UserError
-from utils.exchange import Exchange
-from utils.mixup.hypergradient import (
+from ..errors import UserError
+from ..exchange import Exchange
+from ..model_tensors import ModelTensors
+from .hypergradient import (
     Weights,
     exact_hypergradient,
     exact_product,
@@ -30,9 +31,8 @@ from utils.mixup.hypergradient import (
     fast_product,
     gradient_at,
 )
-from utils.mixup.mixing import MixPlan, mix_pairs
-from utils.mixup.policy import MixupPolicy
-from utils.model_tensors import ModelTensors
+from .mixing import MixPlan, mix_pairs
+from .policy import MixupPolicy
 
 CleanBatch = tuple[Tensor | tuple, Tensor]  # inputs and targets
 

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.errors import UserError
-from utils.pieces import piece_borders
-from utils.to_device import to_device
+from ..errors import UserError
+from ..pieces import piece_borders
+from ..to_device import to_device
 
 # With mixup and CutMix both on: fraction of the steps with CutMix; timm's default switch_prob.
 CUTMIX_FRACTION = 0.5

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from utils.exchange import Exchange
+from ..exchange import Exchange
 
 # Bound of |shared| and of |pair|, which add up to log s: s from 1 / 55 to 55 for either alone, far
 # beyond useful values.

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from utils.errors import UserError, one_line
-from utils.plural import counted
+from ..errors import UserError, one_line
+from ..plural import counted
 
 # What timm's files call the function that brings weights by others under timm's names and sizes.
 CONVERTERS = ("checkpoint_filter_fn", "_filter_fn", "pretrained_filter_fn")
@@ -57,7 +57,7 @@ def own_vit(
     Raises:
         UserError: the sizes do not fit each other or the pictures, or an argument is wrong.
     """
-    from utils.models.vit import ViT
+    from .vit import ViT
 
     for name in arguments:
         if name in SET_BY:
@@ -262,7 +262,7 @@ def convert_weights(
     home = sys.modules[type(model).__module__]
     if not home.__name__.startswith("timm."):
         return tensors
-    from utils.models.vit import by_timm, vit_weights
+    from .vit import by_timm, vit_weights
 
     if is_vit(model):
         return vit_weights(model, tensors, size)

@@ -11,7 +11,7 @@ import contextlib
 
 from torch import nn
 
-from utils.errors import UserError
+from ..errors import UserError
 
 
 def heads_of(model: nn.Module) -> tuple[str, ...]:

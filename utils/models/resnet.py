@@ -11,8 +11,8 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 
-from utils.fused import is_fused
-from utils.fused.convolution import Chain, fused_block
+from ..fused import is_fused
+from ..fused.convolution import Chain, fused_block
 
 # depth -> blocks in each of the four stages
 STAGES = {

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from utils.packed import PackedTokens
+from ..packed import PackedTokens
 
 
 class _Scatter(torch.autograd.Function):

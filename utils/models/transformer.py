@@ -21,11 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from utils.fused import is_fused
-from utils.fused.dropout import Dropout, dropout
-from utils.fused.transformer import feed_forward, norm_linear
-from utils.models.text_layout import Layout, grid_layout, packed_layout, rows_for
-from utils.packed import PackedTokens
+from ..fused import is_fused
+from ..fused.dropout import Dropout, dropout
+from ..fused.transformer import feed_forward, norm_linear
+from ..packed import PackedTokens
+from .text_layout import Layout, grid_layout, packed_layout, rows_for
 
 # Whether varlen_attn takes a window. A window as wide as the longest text masks nothing, but makes
 # PyTorch use FlashAttention. Without one, PyTorch 2.11 to 2.14 use cuDNN's attention on Hopper and

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from utils.errors import UserError
-from utils.optim.entry import OptimizerEntry, Range, optimizer_flag
+from ..errors import UserError
+from .entry import OptimizerEntry, Range, optimizer_flag
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

@@ -22,16 +22,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from utils.optim.adamw import ADAMW
-from utils.optim.entry import OptimizerEntry
-from utils.optim.lamb import LAMB
-from utils.optim.sgd import SGD
+from .adamw import ADAMW
+from .entry import OptimizerEntry
+from .lamb import LAMB
+from .sgd import SGD
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from utils.exchange import Exchange
+    from ..exchange import Exchange
 
 
 def missing() -> str:
@@ -54,7 +54,7 @@ def unusable(groups: list[dict], exchange: Exchange | None = None) -> str:
     """Why Apex's kernels cannot step these parameters; empty if they can."""
     import torch
 
-    from utils.optim.multi_tensor import is_dense
+    from .multi_tensor import is_dense
 
     parameters = [parameter for group in groups for parameter in group["params"]]
     if not all(map(on_gpu, parameters)):
@@ -113,7 +113,7 @@ def classes() -> dict[str, Callable[..., Optimizer]]:
     """By their names in the table."""
     from apex.optimizers import FusedAdam, FusedLAMB, FusedSGD
 
-    from utils.optim.found_inf import HonoursFoundInf
+    from .found_inf import HonoursFoundInf
 
     class ApexAdam(_CountsLikeAdamW, HonoursFoundInf, FusedAdam):
         pass

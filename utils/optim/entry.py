@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from utils.setting import setting
+from ..setting import setting
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from utils.exchange import Exchange
+    from ..exchange import Exchange
 
 # Declares a flag of an optimizer; `group` is the heading in --help.
 optimizer_flag = partial(setting, group="optimizer and learning rate")

@@ -6,13 +6,13 @@ import fnmatch
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from utils.optim.table import OPTIMIZERS
+from .table import OPTIMIZERS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from utils.exchange import Exchange
+    from ..exchange import Exchange
 
 
 def parameter_groups(
@@ -126,7 +126,7 @@ def build_optimizer(
     if lr_scales is not None:
         _divide_by_scale(optimizer, lr_scales)
     if lookahead_k is not None:
-        from utils.optim.lookahead import Lookahead
+        from .lookahead import Lookahead
 
         optimizer = Lookahead(optimizer, lookahead_k, lookahead_alpha)
     for group in optimizer.param_groups:

@@ -18,13 +18,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from utils.optim.adamw import ADAMW, AdamFlags, betas_of
-from utils.optim.entry import NORMS, OptimizerEntry, optimizer_flag
+from .adamw import ADAMW, AdamFlags, betas_of
+from .entry import NORMS, OptimizerEntry, optimizer_flag
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from utils.exchange import Exchange
+    from ..exchange import Exchange
 
 
 @dataclass
@@ -48,7 +48,7 @@ def make(
 ) -> "Optimizer":
     """`kind`: the class; None: this program's own, the one to which `exchange` matters."""
     if kind is None:
-        from utils.optim.norm_steps import Lamb
+        from .norm_steps import Lamb
 
         kind = functools.partial(Lamb, exchange=exchange)
     return kind(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from utils.optim.found_inf import is_on_host
+from .found_inf import is_on_host
 
 SLOW, COUNT = "slow_weight", "lookahead_step"  # keys in the state, and in the parameter groups
 

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from utils.optim.entry import LINEAR, OptimizerEntry, Range
+from .entry import LINEAR, OptimizerEntry, Range
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
 def make(groups: list[dict], *, lr: float, momentum: float) -> Optimizer:
-    from utils.optim.madgrad_steps import Madgrad
+    from .madgrad_steps import Madgrad
 
     return Madgrad(groups, lr=lr, momentum=momentum)
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from utils.optim.multi_tensor import (
+from .multi_tensor import (
     Flags,
     MultiTensor,
     Parameters,

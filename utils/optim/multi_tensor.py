@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from utils.exchange import Exchange
+from ..exchange import Exchange
 
 
 @dataclass

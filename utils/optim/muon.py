@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from utils.optim.adamw import ADAMW
-from utils.optim.entry import MATRICES, OptimizerEntry
+from .adamw import ADAMW
+from .entry import MATRICES, OptimizerEntry
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from utils.exchange import Exchange
+    from ..exchange import Exchange
 
 
 def make(
@@ -39,7 +39,7 @@ def make(
     recommends. Muon's steps are scaled to those of AdamW, so that both take the same rates: Liu et
     al., "Muon is scalable for LLM training" (2025), arXiv:2502.16982, section 2.2.
     """
-    from utils.optim.muon_steps import Muon
+    from .muon_steps import Muon
 
     group, *others = groups
     matrices = [p for p in group["params"] if p.ndim == 2]

@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from utils.exchange import Exchange
-from utils.optim.multi_tensor import (
+from ..exchange import Exchange
+from .multi_tensor import (
     Flags,
     MultiTensor,
     Parameters,

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from utils.optim.adamw import AdamFlags, betas_of
-from utils.optim.entry import NORMS, OptimizerEntry, Range
+from .adamw import AdamFlags, betas_of
+from .entry import NORMS, OptimizerEntry, Range
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from utils.exchange import Exchange
+    from ..exchange import Exchange
 
 
 def make(
@@ -33,7 +33,7 @@ def make(
     eps: float | None = None,
     exchange: Exchange | None = None,
 ) -> Optimizer:
-    from utils.optim.norm_steps import NovoGrad
+    from .norm_steps import NovoGrad
 
     eps = 1e-8 if eps is None else eps
     return NovoGrad(groups, lr=lr, betas=betas_of(betas), eps=eps, exchange=exchange)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from utils.optim.entry import LINEAR, OptimizerEntry, Range, optimizer_flag
+from .entry import LINEAR, OptimizerEntry, Range, optimizer_flag
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

@@ -3,7 +3,7 @@
 
 import pkgutil
 
-from utils.optim.entry import OptimizerEntry
+from .entry import OptimizerEntry
 
 PLACES = {
     "sgd": "utils.optim.sgd:SGD",

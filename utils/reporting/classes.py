@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from utils.files import replace_file
-from utils.plural import counted
-from utils.reporting.csv_fields import safe_text
-from utils.reporting.plots import save_figure
+from ..files import replace_file
+from ..plural import counted
+from .csv_fields import safe_text
+from .plots import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

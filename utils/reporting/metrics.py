@@ -5,7 +5,7 @@ import math
 import os
 from pathlib import Path
 
-from utils.files import reason
+from ..files import reason
 
 
 def to_json(value, **options) -> str:

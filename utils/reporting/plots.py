@@ -5,9 +5,9 @@ import itertools
 import math
 from pathlib import Path
 
-from utils.files import replace_file
-from utils.plural import counted
-from utils.reporting.console import epoch_text
+from ..files import replace_file
+from ..plural import counted
+from .console import epoch_text
 
 COLOURS = {"train": "tab:blue", "val": "tab:orange", "test": "tab:green"}
 # For the phases of an epoch other than the wait for data, the longest first.

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from utils.errors import UserError
-from utils.files import reason
+from ..errors import UserError
+from ..files import reason
 
 RUNS = Path("runs")
 TOKENIZER = "tokenizer.json"

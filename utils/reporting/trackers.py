@@ -14,8 +14,8 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from utils.errors import UserError, one_line
-from utils.files import reason, replace_file
+from ..errors import UserError, one_line
+from ..files import reason, replace_file
 
 # TensorBoard and wandb are imported inside functions: together they take half a second, and most
 # runs use neither.

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from utils.optim.table import OPTIMIZERS
-from utils.settings.images import OWN_PICTURES
-from utils.training.objective import Precision
+from ..optim.table import OPTIMIZERS
+from ..settings.images import OWN_PICTURES
+from ..training.objective import Precision
 
 
 def phase_advice(settings, precision: Precision, loader) -> dict[str, str]:

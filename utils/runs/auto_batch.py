@@ -3,18 +3,18 @@
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from utils.distributed.strategies.base import Strategy
-from utils.errors import UserError
-from utils.machine.host_memory import available_memory, hand_back_freed_memory
-from utils.runs.advice import memory_advice
-from utils.runs.optimization import build_optimizer_of
-from utils.runs.run import Run
-from utils.settings.config import PROBED
-from utils.tasks.mixing import build_meta
-from utils.tasks.task import Task
-from utils.training.batch_probe import Found, largest_that_fits
-from utils.training.controls import Freeze
-from utils.training.objective import Classification
+from ..distributed.strategies.base import Strategy
+from ..errors import UserError
+from ..machine.host_memory import available_memory, hand_back_freed_memory
+from ..settings.config import PROBED
+from ..tasks.mixing import build_meta
+from ..tasks.task import Task
+from ..training.batch_probe import Found, largest_that_fits
+from ..training.controls import Freeze
+from ..training.objective import Classification
+from .advice import memory_advice
+from .optimization import build_optimizer_of
+from .run import Run
 
 
 def choose_micro_batch(

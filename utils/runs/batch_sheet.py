@@ -9,9 +9,9 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from utils.data.batch import Batch
-from utils.files import replace_file
-from utils.weights.card import ModelCard
+from ..data.batch import Batch
+from ..files import replace_file
+from ..weights.card import ModelCard
 
 COLUMNS, MOST = 8, 64  # pictures in a row, in a sheet
 LEAST_SIDE = 64  # pixels: smaller pictures are enlarged, by a whole number

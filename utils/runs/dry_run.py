@@ -8,17 +8,17 @@ from typing import NamedTuple
 
 import torch
 
-from utils.machine.packages import OPTIONAL, installed
-from utils.plural import counted
-from utils.reporting.console import duration
-from utils.reporting.run_folder import RUNS
-from utils.runs.batch_sheet import write_sheet
-from utils.runs.run import Run
-from utils.tasks.task import Task
-from utils.training.memory import peak_memory
-from utils.training.times import wait_for
-from utils.training.trainer import Trainer
-from utils.weights.card import ModelCard
+from ..machine.packages import OPTIONAL, installed
+from ..plural import counted
+from ..reporting.console import duration
+from ..reporting.run_folder import RUNS
+from ..tasks.task import Task
+from ..training.memory import peak_memory
+from ..training.times import wait_for
+from ..training.trainer import Trainer
+from ..weights.card import ModelCard
+from .batch_sheet import write_sheet
+from .run import Run
 
 # At least WARM_STEPS steps come before the timed ones; timing ends after TIMED_STEPS steps or
 # TIMED_SECONDS seconds, whichever comes first.

@@ -5,21 +5,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from utils.data.loader import Loader
-from utils.local.optimizer import OuterOptimizer
-from utils.local.rules import SyncRule, default_alpha
-from utils.optim.entry import LINEAR
-from utils.optim.schedules import RISE, Schedule
-from utils.optim.table import OPTIMIZERS
-from utils.plural import counted
-from utils.runs.prepare import Ready
-from utils.runs.run import Run
-from utils.training.guard import Guard
-from utils.training.local.in_turn import loaders_of
-from utils.training.local.norm_statistics import NormStatistics
-from utils.training.local.steps import LocalSteps
-from utils.training.progress import Progress
-from utils.training.train_step import StepParts
+from ..data.loader import Loader
+from ..local.optimizer import OuterOptimizer
+from ..local.rules import SyncRule, default_alpha
+from ..optim.entry import LINEAR
+from ..optim.schedules import RISE, Schedule
+from ..optim.table import OPTIMIZERS
+from ..plural import counted
+from ..training.guard import Guard
+from ..training.local.in_turn import loaders_of
+from ..training.local.norm_statistics import NormStatistics
+from ..training.local.steps import LocalSteps
+from ..training.progress import Progress
+from ..training.train_step import StepParts
+from .prepare import Ready
+from .run import Run
 
 
 def build_local_steps(

@@ -2,41 +2,41 @@
 
 from collections.abc import Callable
 
-from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
-from utils.checkpoints.saver import Saver
-from utils.engines.engine import Engine, RunFacts, choose_engine
-from utils.errors import UserError
-from utils.machine.nvml import open_gpu
-from utils.optim.factory import is_capturable
-from utils.optim.schedules import Schedule
-from utils.plural import counted
-from utils.runs.advice import launch_advice, memory_advice, phase_advice
-from utils.runs.local import build_local_steps, rule_of
-from utils.runs.optimization import (
+from ..checkpoints.checkpoint import Checkpoint, Checkpoints
+from ..checkpoints.saver import Saver
+from ..engines.engine import Engine, RunFacts, choose_engine
+from ..errors import UserError
+from ..machine.nvml import open_gpu
+from ..optim.factory import is_capturable
+from ..optim.schedules import Schedule
+from ..plural import counted
+from ..settings.run import save_interval
+from ..tasks.mixing import build_meta, build_mixing_control, learns_pairs
+from ..tasks.task import Task
+from ..training.average import Average
+from ..training.evaluation import evaluate
+from ..training.flops import peak_of
+from ..training.guard import Guard
+from ..training.hardware import Hardware
+from ..training.log import TrainingLog
+from ..training.progress import Progress
+from ..training.steps import Steps
+from ..training.times import Clock
+from ..training.train_step import StepParts
+from ..training.trainer import Trainer, TrainingPlan
+from ..weights.card import TextCard
+from .advice import launch_advice, memory_advice, phase_advice
+from .local import build_local_steps, rule_of
+from .optimization import (
     build_optimizer_of,
     learning_rate,
     note_optimizer,
     note_rates_of_recipe,
     schedule_of,
 )
-from utils.runs.prepare import Ready, measure_split
-from utils.runs.records import open_metrics
-from utils.runs.run import Run
-from utils.settings.run import save_interval
-from utils.tasks.mixing import build_meta, build_mixing_control, learns_pairs
-from utils.tasks.task import Task
-from utils.training.average import Average
-from utils.training.evaluation import evaluate
-from utils.training.flops import peak_of
-from utils.training.guard import Guard
-from utils.training.hardware import Hardware
-from utils.training.log import TrainingLog
-from utils.training.progress import Progress
-from utils.training.steps import Steps
-from utils.training.times import Clock
-from utils.training.train_step import StepParts
-from utils.training.trainer import Trainer, TrainingPlan
-from utils.weights.card import TextCard
+from .prepare import Ready, measure_split
+from .records import open_metrics
+from .run import Run
 
 
 def make_plan(run: Run, task: Task, checkpoint: Checkpoint | None) -> TrainingPlan:

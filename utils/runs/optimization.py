@@ -3,17 +3,17 @@
 import contextlib
 from collections.abc import Callable
 
-from utils.checkpoints.checkpoint import Checkpoint
-from utils.errors import UserError
-from utils.exchange import Exchange
-from utils.models.parts import depths_of, heads_of
-from utils.optim.factory import build_optimizer
-from utils.optim.schedules import build_schedule
-from utils.optim.table import OPTIMIZERS
-from utils.plural import counted
-from utils.settings.config import COMMAND_LINE, FILE
-from utils.settings.optimization import milestone_epochs
-from utils.training.objective import Precision
+from ..checkpoints.checkpoint import Checkpoint
+from ..errors import UserError
+from ..exchange import Exchange
+from ..models.parts import depths_of, heads_of
+from ..optim.factory import build_optimizer
+from ..optim.schedules import build_schedule
+from ..optim.table import OPTIMIZERS
+from ..plural import counted
+from ..settings.config import COMMAND_LINE, FILE
+from ..settings.optimization import milestone_epochs
+from ..training.objective import Precision
 
 Say = Callable[[str], None]  # prints a line
 

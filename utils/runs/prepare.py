@@ -7,24 +7,24 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from utils.checkpoints.checkpoint import Checkpoint
-from utils.distributed.strategies.base import Strategy, build_strategy
-from utils.distributed.sync_batch_norm import alone, sync_batch_norms
-from utils.errors import UserError
-from utils.fused import fuse, kernels
-from utils.models.parts import heads_of
-from utils.runs.auto_batch import choose_micro_batch
-from utils.runs.resume import check_data
-from utils.runs.run import Run
-from utils.settings.transfer import is_published
-from utils.tasks.kinds import Kind
-from utils.tasks.task import Task
-from utils.training.controls import Freeze
-from utils.training.evaluation import Evaluation, evaluate
-from utils.training.flops import forward_flops
-from utils.training.keep_fp32 import keep_in_float32, names_of_modules, refuse_uncalled
-from utils.training.objective import Classification, Precision
-from utils.weights.pretrained import fit_weights, load_pretrained
+from ..checkpoints.checkpoint import Checkpoint
+from ..distributed.strategies.base import Strategy, build_strategy
+from ..distributed.sync_batch_norm import alone, sync_batch_norms
+from ..errors import UserError
+from ..fused import fuse, kernels
+from ..models.parts import heads_of
+from ..settings.transfer import is_published
+from ..tasks.kinds import Kind
+from ..tasks.task import Task
+from ..training.controls import Freeze
+from ..training.evaluation import Evaluation, evaluate
+from ..training.flops import forward_flops
+from ..training.keep_fp32 import keep_in_float32, names_of_modules, refuse_uncalled
+from ..training.objective import Classification, Precision
+from ..weights.pretrained import fit_weights, load_pretrained
+from .auto_batch import choose_micro_batch
+from .resume import check_data
+from .run import Run
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,14 @@
 
 import shutil
 
-from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
-from utils.errors import UserError
-from utils.files import reason, replace_file
-from utils.reporting.metrics import MetricsLog, NoMetrics
-from utils.reporting.trackers import TensorBoard, Wandb, wandb_mode
-from utils.runs.run import Run, same_folder
-from utils.settings.config import to_yaml
-from utils.weights.card import ModelCard, TextCard
+from ..checkpoints.checkpoint import Checkpoint, Checkpoints
+from ..errors import UserError
+from ..files import reason, replace_file
+from ..reporting.metrics import MetricsLog, NoMetrics
+from ..reporting.trackers import TensorBoard, Wandb, wandb_mode
+from ..settings.config import to_yaml
+from ..weights.card import ModelCard, TextCard
+from .run import Run, same_folder
 
 
 def open_metrics(

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import torch
 
-from utils.checkpoints.checkpoint import DamagedCheckpoint, read_checkpoint
-from utils.errors import UserError
-from utils.files import reason, replace_file
-from utils.launch.signals import StoppedBySignal
-from utils.plural import counted
-from utils.reporting.classes import draw_mean_lambda, summary_lines, write_class_report
-from utils.reporting.console import duration, epoch_text
-from utils.reporting.metrics import to_json
-from utils.reporting.plots import draw_curves, save_figure
-from utils.runs.prepare import Ready, measure_split
-from utils.runs.run import Run
-from utils.training.evaluation import Evaluation
-from utils.training.memory import peak_memory
-from utils.training.trainer import Trainer
+from ..checkpoints.checkpoint import DamagedCheckpoint, read_checkpoint
+from ..errors import UserError
+from ..files import reason, replace_file
+from ..launch.signals import StoppedBySignal
+from ..plural import counted
+from ..reporting.classes import draw_mean_lambda, summary_lines, write_class_report
+from ..reporting.console import duration, epoch_text
+from ..reporting.metrics import to_json
+from ..reporting.plots import draw_curves, save_figure
+from ..training.evaluation import Evaluation
+from ..training.memory import peak_memory
+from ..training.trainer import Trainer
+from .prepare import Ready, measure_split
+from .run import Run
 
 
 class Report:

@@ -4,18 +4,18 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from utils.checkpoints.checkpoint import (
+from ..checkpoints.checkpoint import (
     STATE,
     Checkpoint,
     Checkpoints,
     DamagedCheckpoint,
     read_checkpoint,
 )
-from utils.errors import UserError
-from utils.exchange import Exchange
-from utils.plural import counted
-from utils.runs.run import Run, same_folder
-from utils.training.trainer import TrainingPlan
+from ..errors import UserError
+from ..exchange import Exchange
+from ..plural import counted
+from ..training.trainer import TrainingPlan
+from .run import Run, same_folder
 
 
 def load_checkpoint(run: Run) -> Checkpoint | None:
@@ -108,7 +108,7 @@ def check_data(run: Run, checkpoint: Checkpoint | None, fingerprint: str, flags:
     """Raises UserError if the data are not those of the other processes, or not those of the
     checkpoint. `flags`: those that name them."""
     if run.exchange.size > 1:
-        from utils.distributed.group import agree_on_data
+        from ..distributed.group import agree_on_data
 
         agree_on_data(run.exchange, fingerprint, flags)
     if checkpoint is not None and checkpoint.run_info["data_fingerprint"] != fingerprint:

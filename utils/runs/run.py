@@ -6,23 +6,23 @@ import tempfile
 import time
 from pathlib import Path
 
-from utils.errors import UserError
-from utils.exchange import Exchange
-from utils.files import reason
-from utils.launch.environment import launched
-from utils.launch.launchers import gpu_of, read_launch
-from utils.launch.signals import AgreedSignal, Signals, StoppedBySignal
-from utils.local.workers import Workers
-from utils.reporting.console import Console
-from utils.reporting.run_folder import (
+from ..errors import UserError
+from ..exchange import Exchange
+from ..files import reason
+from ..launch.environment import launched
+from ..launch.launchers import gpu_of, read_launch
+from ..launch.signals import AgreedSignal, Signals, StoppedBySignal
+from ..local.workers import Workers
+from ..reporting.console import Console
+from ..reporting.run_folder import (
     LOCK_OUTLIVES,
     RunFolder,
     SharedFolder,
     default_path,
     refuse_run,
 )
-from utils.settings import TrainSettings
-from utils.training.progress import Progress
+from ..settings import TrainSettings
+from ..training.progress import Progress
 
 # PyTorch is imported inside the functions that need it: --help and wrong flags answer at once.
 
@@ -101,8 +101,8 @@ class Run:
         self.watch = None  # a Watch, where there are other processes
         if self.place is None or self.place.world_size == 1:
             return
-        from utils.distributed.group import Agreement, join, meet
-        from utils.launch.watch import Watch
+        from ..distributed.group import Agreement, join, meet
+        from ..launch.watch import Watch
 
         seconds = 60 * self.settings.dist_timeout
         # The watch, which names the missing process, reports before the collectives time out.
@@ -133,7 +133,7 @@ class Run:
         """A second exchange with the same processes, for a background thread."""
         if self.exchange.size == 1:
             return self.exchange
-        from utils.distributed.group import ProcessExchange, another
+        from ..distributed.group import ProcessExchange, another
 
         assert isinstance(self.exchange, ProcessExchange)
         return another(self.exchange, 60 * self.settings.dist_timeout)
@@ -149,13 +149,13 @@ class Run:
         with self.signals.held():
             import torch
 
-        from utils.engines.ort.session import why_missing
-        from utils.machine.backends import prefer_flash_attention
-        from utils.machine.cores import usable_cores
-        from utils.machine.eager_optimizers import keep_optimizers_eager
-        from utils.machine.free_cores import follow_free_cores
-        from utils.machine.host_memory import keep_freed_memory
-        from utils.training.objective import Precision, resolve_precision, why_slow
+        from ..engines.ort.session import why_missing
+        from ..machine.backends import prefer_flash_attention
+        from ..machine.cores import usable_cores
+        from ..machine.eager_optimizers import keep_optimizers_eager
+        from ..machine.free_cores import follow_free_cores
+        from ..machine.host_memory import keep_freed_memory
+        from ..training.objective import Precision, resolve_precision, why_slow
 
         settings = self.settings
         if settings.device == "cuda" and not torch.cuda.is_available():
@@ -206,7 +206,7 @@ class Run:
         self._closing.close()
         self.console.close()
         if kind is None and self.exchange.size > 1:
-            from utils.distributed.group import leave
+            from ..distributed.group import leave
 
             leave()
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import torch
 
-from utils.checkpoints.checkpoint import Checkpoint
-from utils.plural import counted
-from utils.runs.dry_run import rehearse
-from utils.runs.make_trainer import make_plan, make_trainer
-from utils.runs.prepare import prepare
-from utils.runs.report import Report
-from utils.runs.resume import is_finished
-from utils.runs.run import Run
-from utils.tasks.kinds import Kind
-from utils.training.trainer import Trainer
+from ..checkpoints.checkpoint import Checkpoint
+from ..plural import counted
+from ..tasks.kinds import Kind
+from ..training.trainer import Trainer
+from .dry_run import rehearse
+from .make_trainer import make_plan, make_trainer
+from .prepare import prepare
+from .report import Report
+from .resume import is_finished
+from .run import Run
 
 # --profile: steps to skip, to warm up, and to record.
 PROFILE_WAIT, PROFILE_WARMUP, PROFILE_STEPS = 3, 2, 5

@@ -6,17 +6,17 @@ Each group of flags has a file. `--help` lists the groups from the last base cla
 from dataclasses import dataclass
 from typing import ClassVar
 
-from utils.settings.config import changed
-from utils.settings.data import DataSettings
-from utils.settings.distributed import DistributedSettings
-from utils.settings.engine import EngineSettings
-from utils.settings.images import PictureSettings
-from utils.settings.local import LocalSettings
-from utils.settings.mixing import MixingSettings
-from utils.settings.optimization import OptimizationSettings
-from utils.settings.run import RunSettings
-from utils.settings.texts import TextFlags
-from utils.settings.transfer import TransferSettings
+from .config import changed
+from .data import DataSettings
+from .distributed import DistributedSettings
+from .engine import EngineSettings
+from .images import PictureSettings
+from .local import LocalSettings
+from .mixing import MixingSettings
+from .optimization import OptimizationSettings
+from .run import RunSettings
+from .texts import TextFlags
+from .transfer import TransferSettings
 
 
 @dataclass

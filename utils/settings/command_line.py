@@ -8,9 +8,9 @@ import importlib
 import os
 from collections.abc import Callable, Mapping
 
-from utils.errors import UserError
-from utils.settings.aliases import ALIASES, MEANINGS, VALUE_NOTES
-from utils.settings.values import (
+from ..errors import UserError
+from .aliases import ALIASES, MEANINGS, VALUE_NOTES
+from .values import (
     canonical_name,
     choices_of,
     convert,

@@ -19,11 +19,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from utils.errors import UserError
-from utils.settings.actions import ACTIONS, KEPT_BY_TRAINING, KEPT_WITH_DATA, TRAIN, asked_for
-from utils.settings.aliases import MEANINGS
-from utils.settings.command_line import read_command_line
-from utils.settings.values import (
+from ..errors import UserError
+from .actions import ACTIONS, KEPT_BY_TRAINING, KEPT_WITH_DATA, TRAIN, asked_for
+from .aliases import MEANINGS
+from .command_line import read_command_line
+from .values import (
     canonical_name,
     convert,
     parts_of,
@@ -181,7 +181,7 @@ def _read_places(config_class, new: Mapping) -> dict:
     """The settings that --host_config gives this host, converted and checked."""
     if new.get("host_config") is None:
         return {}
-    from utils.settings.yaml_file import places_of  # slow to import: only where a file is read
+    from .yaml_file import places_of  # slow to import: only where a file is read
 
     path, known = Path(new["host_config"]), fields(config_class)
     places = places_of(path, socket.gethostname(), known)
@@ -197,7 +197,7 @@ def _before(config_class) -> dict:
 
 def _find_run(config_class, new: Mapping) -> Path:
     """The folder of the run that is resumed."""
-    from utils.reporting.run_folder import find_run
+    from ..reporting.run_folder import find_run
 
     run = find_run(new["resume"], new.get("output"), getattr(config_class, "entry", ""))
     if not (run / "config.yaml").is_file():
@@ -238,7 +238,7 @@ def read_yaml(config_class, path: Path) -> dict:
     """The settings of a YAML file, converted and checked one by one."""
     if path.suffix == ".py":
         raise UserError(f"--config {path}: a recipe is a YAML file{_recipe_like(path)}")
-    from utils.settings.yaml_file import read_yaml_file
+    from .yaml_file import read_yaml_file
 
     content = read_yaml_file(path, "--config")
     content = {} if content is None else content

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from functools import partial
 
-from utils.data.texts.encodings import BY_ROW
-from utils.errors import UserError
-from utils.setting import setting
-from utils.settings.config import Config
+from ..data.texts.encodings import BY_ROW
+from ..errors import UserError
+from ..setting import setting
+from .config import Config
 
 data_flag = partial(setting, group="data")
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from functools import partial
 
-from utils.errors import UserError
-from utils.optim.table import OPTIMIZERS
-from utils.setting import setting
-from utils.settings.actions import asked_for
-from utils.settings.config import Config
+from ..errors import UserError
+from ..optim.table import OPTIMIZERS
+from ..setting import setting
+from .actions import asked_for
+from .config import Config
 
 process_flag = partial(setting, group="many processes")
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from functools import partial
 
-from utils.errors import UserError
-from utils.machine.packages import OF_ONNX, missing_text
-from utils.setting import setting
-from utils.settings.config import Config, refuse_beside
-from utils.settings.distributed import STRATEGIES
+from ..errors import UserError
+from ..machine.packages import OF_ONNX, missing_text
+from ..setting import setting
+from .config import Config, refuse_beside
+from .distributed import STRATEGIES
 
 machine_flag = partial(setting, group="machine")
 ENGINES = ("torch", "ort")

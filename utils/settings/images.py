@@ -4,16 +4,16 @@ import os
 import re
 from dataclasses import dataclass
 
-from utils.data.images.image_data import Form
-from utils.data.images.sources import IMAGE_DATASETS, TEST_FRACTION
-from utils.data.images.split_names import ENDINGS, class_folder
-from utils.errors import UserError
-from utils.settings.config import Config
-from utils.settings.data import data_flag
-from utils.settings.distributed import process_flag
-from utils.settings.engine import machine_flag
-from utils.settings.mixing import overfitting_flag
-from utils.settings.run import use_flag
+from ..data.images.image_data import Form
+from ..data.images.sources import IMAGE_DATASETS, TEST_FRACTION
+from ..data.images.split_names import ENDINGS, class_folder
+from ..errors import UserError
+from .config import Config
+from .data import data_flag
+from .distributed import process_flag
+from .engine import machine_flag
+from .mixing import overfitting_flag
+from .run import use_flag
 
 # Data sets of the user's own pictures: those that can be decoded once, and all.
 FILES = ("imagefolder", "csv")
@@ -303,7 +303,7 @@ class PictureSettings(Config):
                 "backslash makes the sign after it stand for itself"
             ) from None
         if self.color_jitter is not None:
-            from utils.augment.named_policies import parse_jitter
+            from ..augment.named_policies import parse_jitter
 
             parse_jitter(self.color_jitter)
         if self.hflip is None:
@@ -311,7 +311,7 @@ class PictureSettings(Config):
 
     def _auto_augment(self):
         """The Policy of --auto_augment; None: there is none."""
-        from utils.augment.named_policies import parse_policy  # with NumPy: --help goes without
+        from ..augment.named_policies import parse_policy  # with NumPy: --help goes without
 
         return parse_policy(self.auto_augment)
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from functools import partial
 
-from utils.errors import UserError
-from utils.local.rules import ADAPTIVE, POWERS, SGD
-from utils.setting import setting
-from utils.settings.config import Config, refuse_beside
+from ..errors import UserError
+from ..local.rules import ADAPTIVE, POWERS, SGD
+from ..setting import setting
+from .config import Config, refuse_beside
 
 local_flag = partial(setting, group="local steps", resume="free")
 BASE, OUTER_BASE = 4, 500  # default of --sync_base; that of diloco is its paper's

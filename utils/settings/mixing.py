@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from functools import partial
 
-from utils.errors import UserError
-from utils.setting import setting
-from utils.settings.config import Config
+from ..errors import UserError
+from ..setting import setting
+from .config import Config
 
 overfitting_flag = partial(setting, group="against overfitting")
 # Flags that every kind of mixing reads, and those that both forms of meta-mixup read.

@@ -3,13 +3,13 @@
 import itertools
 from dataclasses import dataclass
 
-from utils.errors import UserError
-from utils.optim.adamw import betas_of
-from utils.optim.entry import optimizer_flag
-from utils.optim.schedules import LENGTH_INDEPENDENT, SCHEDULES
-from utils.optim.table import OPTIMIZERS
-from utils.settings.config import Config
-from utils.settings.mixing import overfitting_flag
+from ..errors import UserError
+from ..optim.adamw import betas_of
+from ..optim.entry import optimizer_flag
+from ..optim.schedules import LENGTH_INDEPENDENT, SCHEDULES
+from ..optim.table import OPTIMIZERS
+from .config import Config
+from .mixing import overfitting_flag
 
 # The optimizers' own flags, as base classes: a dataclass takes the fields of its last base first.
 OWN_FLAGS = [*dict.fromkeys(entry.flags for entry in OPTIMIZERS.values() if entry.own)][::-1]

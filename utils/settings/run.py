@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from utils.errors import UserError
-from utils.setting import setting
-from utils.settings.actions import ACTIONS, Action, asked_for
-from utils.settings.config import Config
+from ..errors import UserError
+from ..setting import setting
+from .actions import ACTIONS, Action, asked_for
+from .config import Config
 
 run_flag = partial(setting, group="the run and its report", resume="free")
 use_flag = partial(setting, group="using a trained model", resume="free")

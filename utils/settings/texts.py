@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from functools import partial
 
-from utils.data.texts.sources import MAX_BAD, MAX_TOKENS, TEXT_DATASETS, TOKENIZERS
-from utils.errors import UserError
-from utils.setting import setting
-from utils.settings.config import Config
-from utils.settings.data import data_flag
-from utils.settings.mixing import overfitting_flag
-from utils.settings.optimization import optimizer_flag
+from ..data.texts.sources import MAX_BAD, MAX_TOKENS, TEXT_DATASETS, TOKENIZERS
+from ..errors import UserError
+from ..setting import setting
+from .config import Config
+from .data import data_flag
+from .mixing import overfitting_flag
+from .optimization import optimizer_flag
 
 text_flag = partial(setting, group="texts")
 # Of the user's own files.

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from utils.errors import UserError
-from utils.setting import setting
-from utils.settings.config import Config
+from ..errors import UserError
+from ..setting import setting
+from .config import Config
 
 transfer_flag = partial(setting, group="transfer")
 # Values of --pretrained that stand for the weights published for the model.

@@ -11,8 +11,8 @@ import types
 import typing
 from collections.abc import Mapping
 
-from utils.errors import UserError
-from utils.settings.aliases import (
+from ..errors import UserError
+from .aliases import (
     ALIASES,
     GIVES_WAY,
     LOCAL,

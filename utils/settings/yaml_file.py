@@ -12,8 +12,8 @@ from pathlib import Path
 
 import yaml
 
-from utils.errors import UserError
-from utils.files import reason
+from ..errors import UserError
+from ..files import reason
 
 # Of YAML 1.1 these alone are numbers here: not 010, which is octal there, nor 10:00, which is 600.
 # Everything else is a text, which the setting reads as its flag does.

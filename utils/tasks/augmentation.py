@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from utils.augment.chain import Chain
-from utils.augment.crop_flip import CropFlip
-from utils.augment.named_policies import parse_jitter, parse_policy
-from utils.augment.policies import ColourJitter, Operations
-from utils.augment.random_erasing import RandomErasing
-from utils.augment.resized_crop import DecodedCrop, ResizedCrop
-from utils.data.images.image_data import PictureSplit
-from utils.settings import ImageSettings
+from ..augment.chain import Chain
+from ..augment.crop_flip import CropFlip
+from ..augment.named_policies import parse_jitter, parse_policy
+from ..augment.policies import ColourJitter, Operations
+from ..augment.random_erasing import RandomErasing
+from ..augment.resized_crop import DecodedCrop, ResizedCrop
+from ..data.images.image_data import PictureSplit
+from ..settings import ImageSettings
 
 
 def augmentation(settings: ImageSettings, mean: Sequence[float], train: PictureSplit) -> dict:

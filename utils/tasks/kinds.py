@@ -5,7 +5,7 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from utils.errors import UserError
+from ..errors import UserError
 
 # Name of a kind (attribute `task` of its settings) -> "module:class".
 KINDS = {"pictures": "utils.tasks.pictures:Pictures", "texts": "utils.tasks.texts:Texts"}

@@ -8,19 +8,19 @@ from collections.abc import Callable
 
 import numpy as np
 
-from utils.data.loader import HoldOut, Loader
-from utils.data.splits import stratified_order
-from utils.data.steps import largest_divisor
-from utils.distributed.strategies.base import Strategy
-from utils.exchange import Exchange
-from utils.mixup.auto import AutoStrength, held_out_samples
-from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep
-from utils.mixup.mixing import Mixing
-from utils.mixup.policy import MixupPolicy, can_tell_pairs_apart
-from utils.plural import counted
-from utils.tasks.task import AutoSplit, Task
-from utils.training.controls import MixingControl
-from utils.training.objective import Precision, mixed_cross_entropy
+from ..data.loader import HoldOut, Loader
+from ..data.splits import stratified_order
+from ..data.steps import largest_divisor
+from ..distributed.strategies.base import Strategy
+from ..exchange import Exchange
+from ..mixup.auto import AutoStrength, held_out_samples
+from ..mixup.meta import PolicyMixup, SampleMixup, VirtualStep
+from ..mixup.mixing import Mixing
+from ..mixup.policy import MixupPolicy, can_tell_pairs_apart
+from ..plural import counted
+from ..training.controls import MixingControl
+from ..training.objective import Precision, mixed_cross_entropy
+from .task import AutoSplit, Task
 
 
 def mixing_block(settings, workers: int) -> int:

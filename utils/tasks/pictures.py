@@ -11,30 +11,30 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from utils.data.class_names import names_notes
-from utils.data.images.dali import DaliGpuReader, DaliReader, require_dali
-from utils.data.images.image_data import ImageData, PictureRequest, PictureSplit
-from utils.data.images.sources import load_image_data
-from utils.data.loader import Loader
-from utils.data.splits import stratified_split, stratified_subset
-from utils.data.workers import WorkerPool
-from utils.errors import UserError
-from utils.exchange import Exchange
-from utils.local.workers import Workers
-from utils.machine.cores import usable_cores
-from utils.machine.host_memory import available_memory
-from utils.pieces import largest_piece
-from utils.plural import counted
-from utils.reporting.console import Console
-from utils.settings import ImageSettings
-from utils.settings.transfer import OF_TORCHVISION
-from utils.tasks.augmentation import augmentation
-from utils.tasks.kinds import Kind
-from utils.tasks.mixing import auto_split, build_mixing
-from utils.tasks.task import Task, counts_text
-from utils.weights.card import ModelCard
-from utils.weights.pretrained import Pretrained
-from utils.weights.published import load_imagenet, load_timm
+from ..data.class_names import names_notes
+from ..data.images.dali import DaliGpuReader, DaliReader, require_dali
+from ..data.images.image_data import ImageData, PictureRequest, PictureSplit
+from ..data.images.sources import load_image_data
+from ..data.loader import Loader
+from ..data.splits import stratified_split, stratified_subset
+from ..data.workers import WorkerPool
+from ..errors import UserError
+from ..exchange import Exchange
+from ..local.workers import Workers
+from ..machine.cores import usable_cores
+from ..machine.host_memory import available_memory
+from ..pieces import largest_piece
+from ..plural import counted
+from ..reporting.console import Console
+from ..settings import ImageSettings
+from ..settings.transfer import OF_TORCHVISION
+from ..weights.card import ModelCard
+from ..weights.pretrained import Pretrained
+from ..weights.published import load_imagenet, load_timm
+from .augmentation import augmentation
+from .kinds import Kind
+from .mixing import auto_split, build_mixing
+from .task import Task, counts_text
 
 # Most workers if --workers is not given: even two read faster than a GPU trains a small network.
 AUTOMATIC_WORKERS = 4

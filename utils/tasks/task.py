@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from utils.data.loader import HoldOut, Loader
-    from utils.mixup.auto import AutoStrength
+    from ..data.loader import HoldOut, Loader
+    from ..mixup.auto import AutoStrength
 
 
 @dataclass(frozen=True)

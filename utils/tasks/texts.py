@@ -7,32 +7,32 @@ from typing import ClassVar
 
 import torch
 
-from utils.data.class_names import names_notes
-from utils.data.texts.cache import load_tokenized
-from utils.data.texts.csv_texts import CLASS_NAMES, class_names, notes_of, read_files, to_texts
-from utils.data.texts.loader import TextLoader
-from utils.data.texts.published_csv import PUBLISHED, line_end_of
-from utils.data.texts.rows import column_names, read_samples, whole_number
-from utils.data.texts.sources import TextRequest
-from utils.data.texts.token_store import (
+from ..data.class_names import names_notes
+from ..data.texts.cache import load_tokenized
+from ..data.texts.csv_texts import CLASS_NAMES, class_names, notes_of, read_files, to_texts
+from ..data.texts.loader import TextLoader
+from ..data.texts.published_csv import PUBLISHED, line_end_of
+from ..data.texts.rows import column_names, read_samples, whole_number
+from ..data.texts.sources import TextRequest
+from ..data.texts.token_store import (
     TokenizedData,
     TokenSplit,
     content_fingerprint,
     lines_on_losses,
 )
-from utils.data.texts.tokenizer import encode, tokenizer_from_json
-from utils.data.texts.tokenizer_request import TokenizerRequest
-from utils.errors import UserError
-from utils.exchange import Exchange
-from utils.local.workers import Workers
-from utils.plural import counted
-from utils.reporting.console import Console
-from utils.settings import TextSettings
-from utils.settings.config import COMMAND_LINE, DEFAULT, FILE
-from utils.tasks.kinds import Kind
-from utils.tasks.mixing import auto_split, build_mixing
-from utils.tasks.task import Task, counts_text
-from utils.weights.card import TextCard
+from ..data.texts.tokenizer import encode, tokenizer_from_json
+from ..data.texts.tokenizer_request import TokenizerRequest
+from ..errors import UserError
+from ..exchange import Exchange
+from ..local.workers import Workers
+from ..plural import counted
+from ..reporting.console import Console
+from ..settings import TextSettings
+from ..settings.config import COMMAND_LINE, DEFAULT, FILE
+from ..weights.card import TextCard
+from .kinds import Kind
+from .mixing import auto_split, build_mixing
+from .task import Task, counts_text
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from utils.distributed.strategies.base import Strategy, saved_buffers
-from utils.model_tensors import names_of_shared
+from ..distributed.strategies.base import Strategy, saved_buffers
+from ..model_tensors import names_of_shared
 
 
 class Average:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from utils.data.loader import Loader
-from utils.exchange import Exchange
-from utils.training.memory import succeeds
+from ..data.loader import Loader
+from ..exchange import Exchange
+from .memory import succeeds
 
 # Fractions of the memory that are left free: a GPU's becomes fragmented in a long run, a CPU's is
 # shared with other programs.

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 
 from torch import nn
 
-from utils.data.loader import HoldOut
-from utils.mixup.auto import AutoStrength, Reading
+from ..data.loader import HoldOut
+from ..mixup.auto import AutoStrength, Reading
 
 
 class Freeze:

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.exchange import Exchange
-from utils.machine.backends import search_plans
-from utils.training.objective import SUMS, Precision, classification_sums, figures, stacked
+from ..exchange import Exchange
+from ..machine.backends import search_plans
+from .objective import SUMS, Precision, classification_sums, figures, stacked
 
 
 @dataclass(frozen=True)

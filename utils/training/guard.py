@@ -8,13 +8,13 @@ The host reads how many such steps there were, and the first of them, when it re
 import torch
 from torch import Tensor, nn
 
-from utils.checkpoints.saver import Saver
-from utils.distributed.strategies.base import Strategy
-from utils.errors import UserError
-from utils.plural import counted
-from utils.reporting.console import Console
-from utils.training.progress import LeftOut
-from utils.training.steps import Steps
+from ..checkpoints.saver import Saver
+from ..distributed.strategies.base import Strategy
+from ..errors import UserError
+from ..plural import counted
+from ..reporting.console import Console
+from .progress import LeftOut
+from .steps import Steps
 
 # --on_nonfinite skip: so many steps that were not applied stop the run. They are counted at log
 # lines; if any step since the last log line was applied, the count starts again at 0.

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 
-from utils.training.flops import PASSES
+from .flops import PASSES
 
 SECONDS = 1.0  # between two readings of the GPU
 LARGEST = ("gpu_memory_bytes",)  # of these the largest reading counts, of others the mean

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from utils.errors import UserError
-from utils.training.objective import in_float32
+from ..errors import UserError
+from .objective import in_float32
 
 
 class InFloat32:

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from utils.plural import counted
-from utils.reporting.console import Console, duration, epoch_text
-from utils.reporting.metrics import MetricsLog, NoMetrics
-from utils.training.evaluation import Evaluation
-from utils.training.hardware import Hardware, hardware_text
-from utils.training.objective import figures
+from ..plural import counted
+from ..reporting.console import Console, duration, epoch_text
+from ..reporting.metrics import MetricsLog, NoMetrics
+from .evaluation import Evaluation
+from .hardware import Hardware, hardware_text
+from .objective import figures
 
 # A phase that takes at least this fraction of an epoch's time gets a line of advice.
 NOTABLE = {

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import torch
 
-from utils.data.loader import Loader
-from utils.errors import UserError, one_line
-from utils.machine.backends import trial_plans
-from utils.machine.host_memory import peak_rss
-from utils.training.objective import first_samples
-from utils.training.steps import Steps
+from ..data.loader import Loader
+from ..errors import UserError, one_line
+from ..machine.backends import trial_plans
+from ..machine.host_memory import peak_rss
+from .objective import first_samples
+from .steps import Steps
 
 # Messages of libraries below PyTorch, which surface as plain RuntimeErrors.
 OUT_OF_MEMORY = (

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.fused.cross_entropy import fused_cross_entropy
+from ..fused.cross_entropy import fused_cross_entropy
 
 # Names of the sums over samples.
 SUMS = ("loss", "correct", "samples")

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from utils.checkpoints.checkpoint import Checkpoint
-from utils.data.batch import Batch
-from utils.data.loader import Loader
-from utils.distributed.strategies.base import Strategy
-from utils.exchange import Exchange
-from utils.mixup.meta import PolicyMixup, SampleMixup
-from utils.training.objective import Precision
-from utils.training.progress import LeftOut, Progress
+from ..checkpoints.checkpoint import Checkpoint
+from ..data.batch import Batch
+from ..data.loader import Loader
+from ..distributed.strategies.base import Strategy
+from ..exchange import Exchange
+from ..mixup.meta import PolicyMixup, SampleMixup
+from .objective import Precision
+from .progress import LeftOut, Progress
 
 
 class Steps(ABC):

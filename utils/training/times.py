@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from utils.training.progress import Progress
+from .progress import Progress
 
 # The phases of an epoch that are timed.
 PHASES = ("data", "forward_backward", "optimizer", "checkpoint", "evaluation")

@@ -12,23 +12,23 @@ from typing import Any
 
 import torch
 
-from utils.checkpoints.checkpoint import FORMAT, Checkpoint
-from utils.checkpoints.shards import divided
-from utils.checkpoints.states import (
+from ..checkpoints.checkpoint import FORMAT, Checkpoint
+from ..checkpoints.shards import divided
+from ..checkpoints.states import (
     optimizer_tensors,
     random_states,
     restore_optimizer,
     restore_random_states,
 )
-from utils.checkpoints.worker_rows import as_one_model
-from utils.data.batch import Batch
-from utils.distributed.strategies.base import Strategy
-from utils.mixup.meta import PolicyMixup, SampleMixup
-from utils.training.average import Average
-from utils.training.guard import Guard
-from utils.training.objective import SUMS, Precision, stacked
-from utils.training.progress import LeftOut, Progress
-from utils.training.steps import Steps
+from ..checkpoints.worker_rows import as_one_model
+from ..data.batch import Batch
+from ..distributed.strategies.base import Strategy
+from ..mixup.meta import PolicyMixup, SampleMixup
+from .average import Average
+from .guard import Guard
+from .objective import SUMS, Precision, stacked
+from .progress import LeftOut, Progress
+from .steps import Steps
 
 
 @dataclass

@@ -10,23 +10,23 @@ from dataclasses import dataclass
 
 import torch
 
-from utils.checkpoints.checkpoint import Checkpoint
-from utils.checkpoints.saver import Saver
-from utils.data.batch import Batch
-from utils.data.loader import Loader
-from utils.errors import UserError
-from utils.launch.signals import AgreedSignal, StoppedBySignal
-from utils.machine.backends import search_plans
-from utils.plural import counted
-from utils.training.controls import Freeze, MixingControl
-from utils.training.evaluation import Evaluation
-from utils.training.guard import OnNonFinite
-from utils.training.log import TrainingLog
-from utils.training.memory import peak_memory, within_memory
-from utils.training.objective import figures
-from utils.training.progress import Progress
-from utils.training.steps import Steps
-from utils.training.times import Clock, PhaseTimes
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.saver import Saver
+from ..data.batch import Batch
+from ..data.loader import Loader
+from ..errors import UserError
+from ..launch.signals import AgreedSignal, StoppedBySignal
+from ..machine.backends import search_plans
+from ..plural import counted
+from .controls import Freeze, MixingControl
+from .evaluation import Evaluation
+from .guard import OnNonFinite
+from .log import TrainingLog
+from .memory import peak_memory, within_memory
+from .objective import figures
+from .progress import Progress
+from .steps import Steps
+from .times import Clock, PhaseTimes
 
 
 @dataclass

@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
-from utils.reporting.run_folder import TOKENIZER
+from ..reporting.run_folder import TOKENIZER
 
 
 @dataclass(frozen=True)

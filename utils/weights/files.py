@@ -16,9 +16,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from utils.errors import UserError
-from utils.files import reason
-from utils.weights.card import ModelCard, TextCard, card_of
+from ..errors import UserError
+from ..files import reason
+from .card import ModelCard, TextCard, card_of
 
 CARD = "model_card"  # the only metadata key in our .safetensors files
 # Keys under which training scripts keep the weights in a .pth file. Averaged weights come first:

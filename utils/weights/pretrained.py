@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from utils.checkpoints.checkpoint import (
+from ..checkpoints.checkpoint import (
     MODEL,
     STATE,
     Checkpoint,
@@ -21,11 +21,11 @@ from utils.checkpoints.checkpoint import (
     DamagedCheckpoint,
     read_checkpoint,
 )
-from utils.errors import UserError
-from utils.models.named import convert_weights, is_vit
-from utils.models.parts import heads_of
-from utils.weights.card import ModelCard, TextCard, card_of
-from utils.weights.files import read_pth, read_safetensors
+from ..errors import UserError
+from ..models.named import convert_weights, is_vit
+from ..models.parts import heads_of
+from .card import ModelCard, TextCard, card_of
+from .files import read_pth, read_safetensors
 
 PICKLED = (".pth", ".pt", ".bin", ".pth.tar", ".ckpt")
 # Prefixes that DistributedDataParallel, torch.compile and Lightning add to names.

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from utils.errors import UserError, network_cause, one_line
-from utils.settings.transfer import OF_TORCHVISION
-from utils.weights.files import dense_tensors, read_pth, read_safetensors
-from utils.weights.pretrained import HUB_FILES, Pretrained
+from ..errors import UserError, network_cause, one_line
+from ..settings.transfer import OF_TORCHVISION
+from .files import dense_tensors, read_pth, read_safetensors
+from .pretrained import HUB_FILES, Pretrained
 
 TIMEOUT_S = 30  # longest wait for the next byte of a download
 

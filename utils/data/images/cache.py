@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from utils.data.cache_folder import built, write_array
-from utils.data.images.decode import decode_all, in_threads, not_readable, strict_pillow
-from utils.data.images.decoded import DecodedSplit, channel_statistics, content_fingerprint
-from utils.data.images.image_data import Form, ImageData, PictureRequest
-from utils.data.progress import progress_bar
-from utils.errors import UserError
-from utils.files import write_synced
-from utils.plural import counted
+from ...errors import UserError
+from ...files import write_synced
+from ...plural import counted
+from ..cache_folder import built, write_array
+from ..progress import progress_bar
+from .decode import decode_all, in_threads, not_readable, strict_pillow
+from .decoded import DecodedSplit, channel_statistics, content_fingerprint
+from .image_data import Form, ImageData, PictureRequest
 
 VERSION = 1  # of decoding and of the cache's layout; part of every key
 

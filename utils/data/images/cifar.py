@@ -21,10 +21,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from utils.data.download import download, refuse_strange_folder
-from utils.data.images.decoded import DecodedSplit
-from utils.data.images.image_data import ImageData, PictureRequest
-from utils.data.images.published import Contents, Published, md5
+from ..download import download, refuse_strange_folder
+from .decoded import DecodedSplit
+from .image_data import ImageData, PictureRequest
+from .published import Contents, Published, md5
 
 MAX_FILE_BYTES = 320 << 20  # twice the largest, CIFAR-100's train
 MAX_ARCHIVE_BYTES = 512 << 20  # unpacked; the published ones have 186 MB

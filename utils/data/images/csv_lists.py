@@ -22,18 +22,18 @@ from functools import cache, cached_property
 from pathlib import Path
 from unicodedata import normalize
 
-from utils.data.class_names import by_form, merged_note
-from utils.data.images.file_formats import picture_endings
-from utils.data.images.image_data import ImageData, PictureRequest
-from utils.data.images.imagenet import NoClasses, class_names, text_lines, told_apart
-from utils.data.images.listing import Listing, check_test_fraction, load_listings
-from utils.data.images.shards import CLASSES
-from utils.data.images.split_names import ENDINGS, SPLITS, by_split, first_word, is_ignored
-from utils.data.texts.columns import find_column, find_group_column
-from utils.data.texts.files import Table, read_table
-from utils.errors import Faults, UserError
-from utils.files import reason
-from utils.plural import counted
+from ...errors import Faults, UserError
+from ...files import reason
+from ...plural import counted
+from ..class_names import by_form, merged_note
+from ..texts.columns import find_column, find_group_column
+from ..texts.files import Table, read_table
+from .file_formats import picture_endings
+from .image_data import ImageData, PictureRequest
+from .imagenet import NoClasses, class_names, text_lines, told_apart
+from .listing import Listing, check_test_fraction, load_listings
+from .shards import CLASSES
+from .split_names import ENDINGS, SPLITS, by_split, first_word, is_ignored
 
 # Names of columns, of which the first that is there is taken: "Image_Path" counts as "image path".
 FILE_NAMES = (

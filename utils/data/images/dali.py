@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from utils.data.images.decode import (
+from ...errors import UserError, one_line
+from .decode import (
     central_square,
     resize_box,
     resize_window,
     shrinks_square,
     shrinks_window,
 )
-from utils.data.images.records import EncodedPictures, RecordReader
-from utils.errors import UserError, one_line
+from .records import EncodedPictures, RecordReader
 
 if TYPE_CHECKING:
     from nvidia.dali import Pipeline

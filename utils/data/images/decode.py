@@ -18,9 +18,9 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, ImageOps
 
-from utils.data.images.file_formats import open_image
-from utils.data.images.image_data import USUAL, Form
-from utils.errors import UserError
+from ...errors import UserError
+from .file_formats import open_image
+from .image_data import USUAL, Form
 
 # Errors after which reading the picture again would fail, too. Pillow's own have no number; a
 # damaged TIFF makes it seek to a position that no file has, which is EINVAL.

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from utils.data.groups import Groups
-from utils.data.worker_process import is_map
-from utils.files import replace_file
+from ...files import replace_file
+from ..groups import Groups
+from ..worker_process import is_map
 
 if TYPE_CHECKING:
-    from utils.data.images.loader import ImageLoader
-    from utils.data.workers import WorkerPool
+    from ..workers import WorkerPool
+    from .loader import ImageLoader
 
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and std, per channel
@@ -84,7 +84,7 @@ class DecodedSplit:
 
     def loader(self, *, pool: WorkerPool | None = None, **options) -> ImageLoader:
         """Batches of these pictures; `pool` is used only if they are on disk."""
-        from utils.data.images.loader import ImageLoader  # PyTorch takes seconds
+        from .loader import ImageLoader  # PyTorch takes seconds
 
         pool = pool if self.on_disk else None
         return ImageLoader(self.images, self.labels, rows=self.rows, pool=pool, **options)

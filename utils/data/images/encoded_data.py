@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from utils.data.groups import Groups
-from utils.data.images.decode import in_threads, strict_pillow
-from utils.data.images.decoded import Statistics, kept_statistics, statistics_of
-from utils.data.images.image_data import ImageData, PictureRequest
-from utils.data.images.imagenet import told_apart
-from utils.data.images.notes import with_notes
-from utils.data.images.record_index import find_index
-from utils.data.images.records import EncodedPictures
-from utils.data.images.scanning import SplitFiles
-from utils.data.splits import TEST_SEED, stratified_split
-from utils.errors import UserError
+from ...errors import UserError
+from ..groups import Groups
+from ..splits import TEST_SEED, stratified_split
+from .decode import in_threads, strict_pillow
+from .decoded import Statistics, kept_statistics, statistics_of
+from .image_data import ImageData, PictureRequest
+from .imagenet import told_apart
+from .notes import with_notes
+from .record_index import find_index
+from .records import EncodedPictures
+from .scanning import SplitFiles
 
 if TYPE_CHECKING:
-    from utils.data.images.loader import EncodedLoader
-    from utils.data.workers import WorkerPool
+    from ..workers import WorkerPool
+    from .loader import EncodedLoader
 
 DEFAULT_SIZE, LARGEST_KEPT_SIZE = 224, 64
 # Pictures of the training split from which mean and standard deviation are computed.
@@ -201,6 +201,6 @@ class EncodedSplit:
 
     def loader(self, *, pool: WorkerPool | None = None, **options) -> EncodedLoader:
         """Batches of these pictures, decoded by the processes of `pool`, if there is one."""
-        from utils.data.images.loader import EncodedLoader  # PyTorch takes seconds
+        from .loader import EncodedLoader  # PyTorch takes seconds
 
         return EncodedLoader(self.pictures, self.labels, rows=self.rows, pool=pool, **options)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from utils.errors import UserError
-from utils.machine.cores import usable_cores
+from ...errors import UserError
+from ...machine.cores import usable_cores
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from utils.data.loader import Loader
-    from utils.data.workers import WorkerPool
+    from ..loader import Loader
+    from ..workers import WorkerPool
 
 # What was done before there was a choice of form; caches of that keep their keys.
 _BEFORE = ["crop", "dropped", 65535]

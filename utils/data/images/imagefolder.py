@@ -18,15 +18,15 @@ from dataclasses import replace
 from pathlib import Path
 from unicodedata import normalize
 
-from utils.data.class_names import by_form, merged_note
-from utils.data.images.decode import strict_pillow
-from utils.data.images.file_formats import open_image, picture_endings, unread_formats
-from utils.data.images.image_data import ImageData, PictureRequest
-from utils.data.images.imagenet import NoClasses, class_names, flat_labels
-from utils.data.images.listing import Listing, check_test_fraction, load_listings
-from utils.data.images.split_names import SPLITS, by_split, is_ignored
-from utils.errors import Faults, UserError
-from utils.plural import counted
+from ...errors import Faults, UserError
+from ...plural import counted
+from ..class_names import by_form, merged_note
+from .decode import strict_pillow
+from .file_formats import open_image, picture_endings, unread_formats
+from .image_data import ImageData, PictureRequest
+from .imagenet import NoClasses, class_names, flat_labels
+from .listing import Listing, check_test_fraction, load_listings
+from .split_names import SPLITS, by_split, is_ignored
 
 LAYOUT = "expected train/<class>/, perhaps with test/<class>/ or val/<class>/, <class>/, or a list"
 SHOWN = 5  # classes in a message

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from pathlib import Path
 
-from utils.data.images.split_names import SPLITS, VAL
-from utils.errors import UserError
-from utils.files import reason
-from utils.plural import counted
+from ...errors import UserError
+from ...files import reason
+from ...plural import counted
+from .split_names import SPLITS, VAL
 
 # Lines "n01440764 tench, Tinca tinca": the folder of a class, and its name.
 SYNSETS = ("LOC_synset_mapping.txt", "synset_words.txt", "words.txt")

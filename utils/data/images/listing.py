@@ -13,24 +13,24 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from utils.data.groups import ASK, FOLDER, NONE, Groups, groups_of, groups_of_files, likely_files
-from utils.data.images.cache import VERSION, build_cache, of_files, open_cache
-from utils.data.images.decode import strict_pillow
-from utils.data.images.decoded import channel_statistics, kept_statistics
-from utils.data.images.encoded_data import (
+from ...errors import UserError
+from ...plural import counted
+from ..groups import ASK, FOLDER, NONE, Groups, groups_of, groups_of_files, likely_files
+from ..splits import TEST_SEED
+from .cache import VERSION, build_cache, of_files, open_cache
+from .decode import strict_pillow
+from .decoded import channel_statistics, kept_statistics
+from .encoded_data import (
     DEFAULT_SIZE,
     LARGEST_KEPT_SIZE,
     by_use,
     load_encoded,
 )
-from utils.data.images.file_formats import open_image
-from utils.data.images.image_data import Form, ImageData, NoTestSet, PictureRequest
-from utils.data.images.notes import with_notes
-from utils.data.images.records import FileState
-from utils.data.images.scanning import FolderPart, SplitFiles
-from utils.data.splits import TEST_SEED
-from utils.errors import UserError
-from utils.plural import counted
+from .file_formats import open_image
+from .image_data import Form, ImageData, NoTestSet, PictureRequest
+from .notes import with_notes
+from .records import FileState
+from .scanning import FolderPart, SplitFiles
 
 # Bytes of decoded pictures above which `decode="auto"` does not keep them.
 LARGEST_DECODED = 32 * 10**9

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.augment.chain import Augmentation, part_of
-from utils.data.batch import AUGMENT_STREAM, Batch, random_generator
-from utils.data.images.records import EncodedPictures, RecordReader
-from utils.data.loader import Loader
-from utils.data.steps import Piece
-from utils.data.workers import WorkerPool
-from utils.to_device import to_device
+from ...augment.chain import Augmentation, part_of
+from ...to_device import to_device
+from ..batch import AUGMENT_STREAM, Batch, random_generator
+from ..loader import Loader
+from ..steps import Piece
+from ..workers import WorkerPool
+from .records import EncodedPictures, RecordReader
 
 # Largest part of a GPU's free memory that a data set may take.
 GPU_FRACTION = 0.25

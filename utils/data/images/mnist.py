@@ -22,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.data.download import download, refuse_strange_folder
-from utils.data.images.decoded import DecodedSplit
-from utils.data.images.image_data import ImageData, PictureRequest
-from utils.data.images.published import Contents, Published, md5
+from ..download import download, refuse_strange_folder
+from .decoded import DecodedSplit
+from .image_data import ImageData, PictureRequest
+from .published import Contents, Published, md5
 
 UNSIGNED_BYTES = 8  # the type of the values in all four files
 MAX_FILE_BYTES = 64 << 20  # packed; twice the largest, Fashion-MNIST's training pictures

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from utils.data.images.decode import strict_pillow
-from utils.data.images.decoded import kept
-from utils.data.images.file_formats import open_image
-from utils.data.images.image_data import Form, ImageData
+from .decode import strict_pillow
+from .decoded import kept
+from .file_formats import open_image
+from .image_data import Form, ImageData
 
 VERSION = 1  # of the lines; part of the name of the file that keeps them
 SAMPLE = 200  # pictures that are looked at

@@ -22,24 +22,24 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from utils.data.images.decode import (
+from ...errors import UserError
+from ...files import reason, replace_file, sync_folder, written_aside
+from ...plural import counted
+from .decode import (
     measure,
     not_readable,
     raise_transient,
     strict_pillow,
     why,
 )
-from utils.data.images.file_formats import open_image
-from utils.data.images.image_data import NoTestSet
-from utils.data.images.imagefolder import list_tree
-from utils.data.images.imagenet import class_names
-from utils.data.images.listing import Listing
-from utils.data.images.shards import CLASSES
-from utils.data.images.split_names import is_ignored
-from utils.data.images.tar import PICTURES, add_sample
-from utils.errors import UserError
-from utils.files import reason, replace_file, sync_folder, written_aside
-from utils.plural import counted
+from .file_formats import open_image
+from .image_data import NoTestSet
+from .imagefolder import list_tree
+from .imagenet import class_names
+from .listing import Listing
+from .shards import CLASSES
+from .split_names import is_ignored
+from .tar import PICTURES, add_sample
 
 STATE = "pack.json"  # in the folder of shards: what they are packed from
 ENDINGS = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp", "PPM": "ppm", "BMP": "bmp"}

@@ -30,18 +30,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from utils.data.cache_folder import LOCK, remove_abandoned, temporary_folder
-from utils.data.images.csv_lists import LABEL_NAMES
-from utils.data.images.encoded_data import load_encoded
-from utils.data.images.image_data import ImageData, PictureRequest
-from utils.data.images.scanning import SplitFiles
-from utils.data.images.shards import divided, files_below, find_shards, listed_classes
-from utils.data.images.split_names import first_word
-from utils.data.images.tar import TarShard, add_sample
-from utils.data.progress import progress_bar
-from utils.errors import UserError, one_line
-from utils.files import reason, sync_folder
-from utils.plural import counted
+from ...errors import UserError, one_line
+from ...files import reason, sync_folder
+from ...plural import counted
+from ..cache_folder import LOCK, remove_abandoned, temporary_folder
+from ..progress import progress_bar
+from .csv_lists import LABEL_NAMES
+from .encoded_data import load_encoded
+from .image_data import ImageData, PictureRequest
+from .scanning import SplitFiles
+from .shards import divided, files_below, find_shards, listed_classes
+from .split_names import first_word
+from .tar import TarShard, add_sample
 
 VERSION = 1  # of unpacking; part of the names of unpacked files
 ROWS_AT_ONCE = 64

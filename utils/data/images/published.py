@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from utils.data.images.decoded import DecodedSplit, channel_statistics
-from utils.data.images.image_data import ImageData, PictureRequest, refuse_test_fraction
-from utils.errors import UserError
+from ...errors import UserError
+from .decoded import DecodedSplit, channel_statistics
+from .image_data import ImageData, PictureRequest, refuse_test_fraction
 
 
 class Contents(NamedTuple):

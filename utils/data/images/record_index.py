@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from utils.data.cache_folder import built, write_array
-from utils.data.images.decode import not_readable, strict_pillow
-from utils.data.images.image_data import PictureRequest
-from utils.data.images.records import RECORD, Records
-from utils.data.images.scanning import SplitFiles, scan_all, tasks_of
-from utils.errors import UserError
-from utils.files import write_synced
+from ...errors import UserError
+from ...files import write_synced
+from ..cache_folder import built, write_array
+from .decode import not_readable, strict_pillow
+from .image_data import PictureRequest
+from .records import RECORD, Records
+from .scanning import SplitFiles, scan_all, tasks_of
 
 VERSION = 3  # of the index; part of every key
 FIRST = 10  # bad records that the index names

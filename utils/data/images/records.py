@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from utils.data.images.decode import (
+from ...errors import UserError
+from ...files import reason
+from .decode import (
     decode,
     decode_window,
     not_readable,
@@ -22,9 +24,7 @@ from utils.data.images.decode import (
     strict_pillow,
     why,
 )
-from utils.data.images.image_data import USUAL, Form
-from utils.errors import UserError
-from utils.files import reason
+from .image_data import USUAL, Form
 
 # A record: where it is, its class, and the size of the upright picture. `check` is the CRC-32 of
 # the first HEAD bytes, for the data set's fingerprint.

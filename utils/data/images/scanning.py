@@ -18,13 +18,13 @@ from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 
-from utils.data.groups import Groups
-from utils.data.images.decode import measure, raise_transient, strict_pillow, why
-from utils.data.images.image_data import PictureRequest
-from utils.data.images.records import HEAD, RECORD, FileState
-from utils.data.progress import progress_bar
-from utils.data.worker_process import SIGNALS
-from utils.plural import counted
+from ...plural import counted
+from ..groups import Groups
+from ..progress import progress_bar
+from ..worker_process import SIGNALS
+from .decode import measure, raise_transient, strict_pillow, why
+from .image_data import PictureRequest
+from .records import HEAD, RECORD, FileState
 
 # From this much work on, processes pay: headers are read in Python, which threads do one at a time.
 MANY_FILES, MANY_BYTES = 20_000, 1 << 28

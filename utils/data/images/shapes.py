@@ -12,8 +12,8 @@ import math
 
 import numpy as np
 
-from utils.data.images.decoded import DecodedSplit, channel_statistics, content_fingerprint
-from utils.data.images.image_data import ImageData, PictureRequest, refuse_test_fraction
+from .decoded import DecodedSplit, channel_statistics, content_fingerprint
+from .image_data import ImageData, PictureRequest, refuse_test_fraction
 
 SIDE = 32
 TRAIN_PER_CLASS, TEST_PER_CLASS = 500, 100

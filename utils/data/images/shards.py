@@ -15,15 +15,15 @@ import re
 from functools import partial
 from pathlib import Path
 
-from utils.data.images.encoded_data import load_encoded
-from utils.data.images.image_data import ImageData, PictureRequest
-from utils.data.images.imagenet import all_class_names, text_lines
-from utils.data.images.scanning import SplitFiles
-from utils.data.images.split_names import SPLITS, is_ignored, split_words
-from utils.data.images.tar import TarShard
-from utils.data.images.tfrecord import TFRecordShard
-from utils.errors import UserError
-from utils.files import reason
+from ...errors import UserError
+from ...files import reason
+from .encoded_data import load_encoded
+from .image_data import ImageData, PictureRequest
+from .imagenet import all_class_names, text_lines
+from .scanning import SplitFiles
+from .split_names import SPLITS, is_ignored, split_words
+from .tar import TarShard
+from .tfrecord import TFRecordShard
 
 # What shards are called. ImageNet's TFRecords have no ending.
 NAMES = {

@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import replace
 
-from utils.data.images.image_data import ImageData, NoTestSet, PictureRequest
+from .image_data import ImageData, NoTestSet, PictureRequest
 
 # Name -> "module:function", imported on use: `--dataset shapes` needs no decoder, `--help` nothing.
 IMAGE_DATASETS = {
@@ -51,6 +51,6 @@ def load_image_data(name: str, request: PictureRequest) -> ImageData:
         data = replace(data, source=f"{data.source}; {held_out}")
     if request.image_size in (None, data.train.shape[0]):
         return data
-    from utils.data.images.cache import resized  # imports NumPy, which --help does without
+    from .cache import resized  # imports NumPy, which --help does without
 
     return resized(data, request)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from utils.errors import UserError
+from ...errors import UserError
 
 # Roboflow exports valid/, Keras' examples have validation/.
 SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}

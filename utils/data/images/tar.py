@@ -18,12 +18,12 @@ from typing import BinaryIO
 
 import numpy as np
 
-from utils.data.images.decode import raise_transient, why
-from utils.data.images.file_formats import picture_endings, unread_formats
-from utils.data.images.records import RECORD
-from utils.data.images.scanning import Bad, Scanned, entry
-from utils.errors import UserError
-from utils.files import reason
+from ...errors import UserError
+from ...files import reason
+from .decode import raise_transient, why
+from .file_formats import picture_endings, unread_formats
+from .records import RECORD
+from .scanning import Bad, Scanned, entry
 
 # Of several pictures in a sample, the first of these is taken.
 PICTURES = ("jpg", "jpeg", "png", "webp", "ppm", "pgm", "pbm", "bmp", "gif", "tif", "tiff")

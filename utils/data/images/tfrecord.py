@@ -16,11 +16,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from utils.data.images.decode import raise_transient, why
-from utils.data.images.records import RECORD
-from utils.data.images.scanning import Bad, Scanned, entry
-from utils.errors import UserError
-from utils.files import reason
+from ...errors import UserError
+from ...files import reason
+from .decode import raise_transient, why
+from .records import RECORD
+from .scanning import Bad, Scanned, entry
 
 ENCODED, LABEL = b"image/encoded", b"image/class/label"
 HEADER, FOOTER = 12, 4  # bytes

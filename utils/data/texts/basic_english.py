@@ -20,10 +20,10 @@ from tokenizers import (
     trainers,
 )
 
-from utils.data.texts.encodings import BY_ROW
-from utils.data.texts.files import broken_text, read_text_file
-from utils.data.texts.tokenizer import CLS, CLS_NAMES, PAD_NAMES, SPECIAL, UNK
-from utils.errors import UserError
+from ...errors import UserError
+from .encodings import BY_ROW
+from .files import broken_text, read_text_file
+from .tokenizer import CLS, CLS_NAMES, PAD_NAMES, SPECIAL, UNK
 
 BASIC_ENGLISH = "basic_english"
 UNK_NAMES = (UNK, "<unk>", "<UNK>")

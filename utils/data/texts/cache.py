@@ -14,12 +14,15 @@ import numpy as np
 import tokenizers
 from tokenizers import Tokenizer
 
-from utils.data.groups import ASK
-from utils.data.splits import stratified_split, stratified_subset
-from utils.data.texts.csv_texts import repeated_texts
-from utils.data.texts.encodings import BY_ROW
-from utils.data.texts.files import file_sum
-from utils.data.texts.sources import (
+from ...errors import UserError
+from ...files import reason
+from ...plural import counted
+from ..groups import ASK
+from ..splits import stratified_split, stratified_subset
+from .csv_texts import repeated_texts
+from .encodings import BY_ROW
+from .files import file_sum
+from .sources import (
     MAX_TOKENS,
     TextData,
     TextRequest,
@@ -27,19 +30,16 @@ from utils.data.texts.sources import (
     TextSource,
     open_text_data,
 )
-from utils.data.texts.token_store import VERSION as STORE_VERSION
-from utils.data.texts.token_store import (
+from .token_store import VERSION as STORE_VERSION
+from .token_store import (
     TokenizedData,
     TokenSplit,
     content_fingerprint,
     keep,
     open_cache,
 )
-from utils.data.texts.tokenizer import cls_id, encode, pad_id, vocabulary_size
-from utils.data.texts.tokenizer_request import TokenizerRequest
-from utils.errors import UserError
-from utils.files import reason
-from utils.plural import counted
+from .tokenizer import cls_id, encode, pad_id, vocabulary_size
+from .tokenizer_request import TokenizerRequest
 
 VERSION = 1  # of splitting and of tokenizer training; part of every key
 _CALLED = {"train": "training texts", "test": "test texts", "val": "validation texts"}

@@ -10,10 +10,10 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from utils.data.groups import ASK, NONE
-from utils.data.texts.files import Table
-from utils.errors import UserError
-from utils.plural import counted
+from ...errors import UserError
+from ...plural import counted
+from ..groups import ASK, NONE
+from .files import Table
 
 # The first of LABEL_NAMES that a header has is the class; all of TEXT_NAMES in it are text.
 LABEL_NAMES = (

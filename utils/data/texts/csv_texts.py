@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.data.groups import ASK, NONE, groups_of
-from utils.data.splits import TEST_SEED, stratified_split
-from utils.data.texts.files import file_kind, read_text_file
-from utils.data.texts.rows import Samples, read_samples, whole_number
-from utils.data.texts.sources import TextData, TextRequest, Texts, TextSource
-from utils.errors import Faults, UserError
-from utils.plural import counted
+from ...errors import Faults, UserError
+from ...plural import counted
+from ..groups import ASK, NONE, groups_of
+from ..splits import TEST_SEED, stratified_split
+from .files import file_kind, read_text_file
+from .rows import Samples, read_samples, whole_number
+from .sources import TextData, TextRequest, Texts, TextSource
 
 CLASS_NAMES = "classes.txt"
 _PLAUSIBLE_CLASSES = 20  # more than these must be at most half as many as the texts

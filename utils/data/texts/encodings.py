@@ -6,8 +6,8 @@ import string
 import unicodedata
 from pathlib import Path
 
-from utils.errors import UserError
-from utils.plural import counted
+from ...errors import UserError
+from ...plural import counted
 
 # Of runs started before there was --encoding: a row that is not UTF-8 is a bad row.
 BY_ROW = "by_row"

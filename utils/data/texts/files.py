@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from utils.data.texts.encodings import decode
-from utils.errors import UserError
+from ...errors import UserError
+from .encodings import decode
 
 KINDS = {
     ".csv": "csv",

@@ -11,7 +11,7 @@ from itertools import combinations
 
 import numpy as np
 
-from utils.data.texts.sources import TextData, TextRequest, Texts, TextSource
+from .sources import TextData, TextRequest, Texts, TextSource
 
 CLASSES = ["business", "science", "sports", "world"]
 TRAIN_PER_CLASS, TEST_PER_CLASS = 1000, 250

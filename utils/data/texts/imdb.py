@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.data.texts.clean import clean_text
-from utils.data.texts.csv_texts import repeated_texts
-from utils.data.texts.files import broken_text
-from utils.data.texts.sources import TextData, TextRequest, Texts, TextSource
-from utils.errors import UserError
-from utils.files import reason
+from ...errors import UserError
+from ...files import reason
+from .clean import clean_text
+from .csv_texts import repeated_texts
+from .files import broken_text
+from .sources import TextData, TextRequest, Texts, TextSource
 
 URL = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
 FOLDER, ARCHIVE = "aclImdb", "aclImdb_v1.tar.gz"

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from utils.data.batch import ORDER_STREAM, random_generator
-from utils.data.loader import Loader
-from utils.data.steps import Piece, micro_batch_sizes
-from utils.errors import UserError
-from utils.packed import PackedTokens, pack
+from ...errors import UserError
+from ...packed import PackedTokens, pack
+from ..batch import ORDER_STREAM, random_generator
+from ..loader import Loader
+from ..steps import Piece, micro_batch_sizes
 
 
 class EpochSteps(NamedTuple):

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from utils.data.download import download, refuse_strange_folder
-from utils.data.texts.csv_texts import VERSION, notes_of, read_files, to_texts
-from utils.data.texts.files import file_sum
-from utils.data.texts.sources import TextData, TextRequest, TextSource
-from utils.errors import UserError
+from ...errors import UserError
+from ..download import download, refuse_strange_folder
+from .csv_texts import VERSION, notes_of, read_files, to_texts
+from .files import file_sum
+from .sources import TextData, TextRequest, TextSource
 
 URL = "https://s3.amazonaws.com/fast-ai-nlp/"
 FILES = ("train.csv", "test.csv")

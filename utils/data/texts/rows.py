@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from utils.data.groups import ASK, likely_column
-from utils.data.texts.clean import clean_text
-from utils.data.texts.columns import choose_columns
-from utils.data.texts.files import Row, broken_text, file_kind, read_table, read_text_file
-from utils.data.texts.sources import TextRequest
-from utils.errors import UserError
+from ...errors import UserError
+from ..groups import ASK, likely_column
+from .clean import clean_text
+from .columns import choose_columns
+from .files import Row, broken_text, file_kind, read_table, read_text_file
+from .sources import TextRequest
 
 _SHOWN = 5  # reasons and classes in a message
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # --help reads the table below, and needs no NumPy
     import numpy as np
 
-    from utils.data.groups import Groups
+    from ..groups import Groups
 
 MAX_BAD = 0.05  # fraction of the rows that --on_bad skip leaves out
 MAX_TOKENS = 2048  # of a text that are kept: the largest --max_len

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.data.cache_folder import built_folder, write_array
-from utils.data.texts.sources import MAX_TOKENS
-from utils.data.texts.tokenizer import unknown_id
-from utils.files import write_synced
+from ...files import write_synced
+from ..cache_folder import built_folder, write_array
+from .sources import MAX_TOKENS
+from .tokenizer import unknown_id
 
 VERSION = 1  # of a folder's layout
 SPLITS = ("train", "test", "val")

@@ -28,10 +28,10 @@ from tokenizers import (
     trainers,
 )
 
-from utils.data.progress import progress_bar
-from utils.data.texts.files import reading
-from utils.data.texts.sources import MAX_TOKENS
-from utils.errors import UserError, one_line
+from ...errors import UserError, one_line
+from ..progress import progress_bar
+from .files import reading
+from .sources import MAX_TOKENS
 
 PAD, UNK, CLS, MASK = "[PAD]", "[UNK]", "[CLS]", "[MASK]"
 SPECIAL = [PAD, UNK, CLS, MASK]  # their ids are 0 to 3

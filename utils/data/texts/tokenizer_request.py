@@ -8,16 +8,16 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from utils.data.texts.basic_english import BASIC_ENGLISH, load_vocabulary, train_basic_english
-from utils.data.texts.files import file_sum
-from utils.data.texts.sources import TOKENIZERS
-from utils.data.texts.tokenizer import (
+from ...errors import UserError
+from .basic_english import BASIC_ENGLISH, load_vocabulary, train_basic_english
+from .files import file_sum
+from .sources import TOKENIZERS
+from .tokenizer import (
     load_tokenizer,
     tokenizer_from_json,
     train_tokenizer,
     unsuited_to_wordpiece,
 )
-from utils.errors import UserError
 
 AUTO = "auto"
 

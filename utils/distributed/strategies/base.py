@@ -13,10 +13,10 @@ import pkgutil
 import torch
 from torch import Tensor, nn
 
-from utils.errors import UserError
-from utils.exchange import Exchange
-from utils.model_tensors import ModelTensors
-from utils.settings.distributed import STRATEGIES
+from ...errors import UserError
+from ...exchange import Exchange
+from ...model_tensors import ModelTensors
+from ...settings.distributed import STRATEGIES
 
 
 def saved_buffers(model: nn.Module) -> dict[str, Tensor]:

@@ -5,8 +5,8 @@ import inspect
 
 from torch import nn
 
-from utils.distributed.exchange import ProcessExchange
-from utils.distributed.strategies.base import Synchronous
+from ..exchange import ProcessExchange
+from .base import Synchronous
 
 
 class DDP(Synchronous):

@@ -12,12 +12,12 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from utils.distributed.exchange import ProcessExchange
-from utils.distributed.strategies.base import Synchronous, saved_buffers
-from utils.errors import UserError
-from utils.exchange import Rows
-from utils.model_tensors import names_of_shared
-from utils.models.parts import blocks_of
+from ...errors import UserError
+from ...exchange import Rows
+from ...model_tensors import names_of_shared
+from ...models.parts import blocks_of
+from ..exchange import ProcessExchange
+from .base import Synchronous, saved_buffers
 
 
 class FSDP(Synchronous):

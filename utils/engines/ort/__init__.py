@@ -7,7 +7,7 @@ autograd sees of it; `session.py` adds the gradient, runs it, and tries it in an
 Upstream has ended this part of ONNX Runtime: 1.19.2 is its last version.
 """
 
-from utils.errors import UserError
+from ...errors import UserError
 
 
 def refusal(reason: str) -> UserError:

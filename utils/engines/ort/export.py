@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from utils.engines.ort import refusal
-from utils.errors import one_line
-from utils.machine.silence import silenced
-from utils.mixup.mixing import MixPlan
-from utils.packed import PackedTokens
+from ...errors import one_line
+from ...machine.silence import silenced
+from ...mixup.mixing import MixPlan
+from ...packed import PackedTokens
+from . import refusal
 
 OPSET, IR_VERSION = 17, 10  # the newest that ONNX Runtime 1.19 has gradients for, and reads
 # Dimensions that may differ from call to call; others are fixed in the graph.

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.dlpack import from_dlpack
 
-from utils.engines.ort import refusal
-from utils.engines.ort.export import PREFIX, export
-from utils.engines.ort.session import TrainingSession, import_onnxruntime, with_gradient
-from utils.errors import UserError, one_line
+from ...errors import UserError, one_line
+from . import refusal
+from .export import PREFIX, export
+from .session import TrainingSession, import_onnxruntime, with_gradient
 
 
 class Graph:

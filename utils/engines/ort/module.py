@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from utils.distributed.strategies.base import Strategy
-from utils.engines.engine import Engine, RunFacts
-from utils.engines.ort import refusal
-from utils.engines.ort.export import Flat, first_of, kind_of, smaller, tensors_of
-from utils.engines.ort.graph import Graph, refusal_of
-from utils.engines.ort.session import rehearse, why_missing
-from utils.reporting.console import Console
+from ...distributed.strategies.base import Strategy
+from ...reporting.console import Console
+from ..engine import Engine, RunFacts
+from . import refusal
+from .export import Flat, first_of, kind_of, smaller, tensors_of
+from .graph import Graph, refusal_of
+from .session import rehearse, why_missing
 
 # Samples of the first batch: those that the graph is traced and tried with, and those on which ONNX
 # Runtime and PyTorch are compared with float64. Tracing makes a constant of a number that the model

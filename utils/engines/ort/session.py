@@ -20,8 +20,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from utils.engines.ort import refusal
-from utils.errors import UserError
+from ...errors import UserError
+from . import refusal
 
 ROOT = Path(__file__).resolve().parents[3]
 GRAPH, FEEDS, NAMES = "graph.onnx", "feeds.safetensors", "names.json"

@@ -28,7 +28,7 @@ def unusable() -> str | None:
     if torch.version.hip is not None:
         return "they were made for NVIDIA GPUs"
     try:
-        from utils.fused.kernels import image_kernels
+        from . import image_kernels
     except ImportError as error:
         return f"Triton cannot be imported ({error})"
     try:
@@ -43,7 +43,7 @@ def images(*tensors: Tensor) -> ModuleType | None:
     last = torch.channels_last
     if not _supported(tensors) or not all(t.is_contiguous(memory_format=last) for t in tensors):
         return None
-    from utils.fused.kernels import image_kernels
+    from . import image_kernels
 
     return image_kernels
 
@@ -53,7 +53,7 @@ def layers(*tensors: Tensor) -> ModuleType | None:
     in_rows = all(t.is_contiguous() and t.shape[-1] <= LONGEST_ROW for t in tensors)
     if not _supported(tensors) or not in_rows:
         return None
-    from utils.fused.kernels import layer_kernels
+    from . import layer_kernels
 
     return layer_kernels
 

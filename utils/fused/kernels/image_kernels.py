@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from utils.fused.kernels import ceil_div, power_of_2
+from . import ceil_div, power_of_2
 
 # On an H200 none of twelve combinations is faster over all kernels (benchmarks/results/gpu.md).
 TILE = 2048  # elements

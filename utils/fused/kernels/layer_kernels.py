@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from utils.fused.kernels import ceil_div, power_of_2
+from . import ceil_div, power_of_2
 
 BLOCK = 1024  # elements per program of an elementwise kernel
 TILE = 2048  # elements that a program holds at a time in a sum over rows

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from utils.exchange import Exchange
-from utils.machine.backends import float32_products
-from utils.optim.found_inf import is_on_host
-from utils.optim.multi_tensor import Flags, Parameters
-from utils.optim.ngd.batched_fisher import AxisBatch, norms, precondition_
-from utils.optim.ngd.fisher import default_rank, zero_fisher
+from ...exchange import Exchange
+from ...machine.backends import float32_products
+from ..found_inf import is_on_host
+from ..multi_tensor import Flags, Parameters
+from .batched_fisher import AxisBatch, norms, precondition_
+from .fisher import default_rank, zero_fisher
 
 EARLY_UPDATES = 10  # the first steps all update the Fisher matrices, as in Kaldi
 # Root mean square of a step with norm "fixed", before the learning rate. It is that of AdamW's

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from utils.optim.ngd.fisher import DELTA, smallest
-from utils.optim.ngd.inverse_root import add_to_diagonal_, inverse_root, polish, polished_root
-from utils.optim.ngd.joined import Layout, joined
+from .fisher import DELTA, smallest
+from .inverse_root import add_to_diagonal_, inverse_root, polish, polished_root
+from .joined import Layout, joined
 
 FISHER = ("basis", "spectrum", "rest")  # fields of an axis; the state's keys are `basis_0`, ...
 

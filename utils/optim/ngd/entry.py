@@ -8,13 +8,13 @@ import dataclasses
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from utils.optim.entry import MATRICES, OptimizerEntry, Range, optimizer_flag
-from utils.optim.sgd import SGD
+from ..entry import MATRICES, OptimizerEntry, Range, optimizer_flag
+from ..sgd import SGD
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from utils.exchange import Exchange
+    from ...exchange import Exchange
 
 
 @dataclass
@@ -116,7 +116,7 @@ def make(
         groups: the first has all matrices that are not embeddings.
         flags: of NgdFlags.
     """
-    from utils.optim.ngd.optimizer import NGD
+    from .optimizer import NGD
 
     flags = dataclasses.asdict(NgdFlags(**flags))
     flags |= missing_flags(**flags)

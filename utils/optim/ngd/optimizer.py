@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from utils.exchange import Exchange
-from utils.machine.backends import float32_products
-from utils.optim.found_inf import is_on_host
-from utils.optim.multi_tensor import Flags, is_expanded, loss_of
-from utils.optim.ngd.batch import AdamParameters, Batch, is_plain, kind_of
-from utils.optim.ngd.batched_fisher import FISHER, AxisBatch, renew_multipliers_, update_
-from utils.optim.ngd.shares import Shares, shares_of
+from ...exchange import Exchange
+from ...machine.backends import float32_products
+from ..found_inf import is_on_host
+from ..multi_tensor import Flags, is_expanded, loss_of
+from .batch import AdamParameters, Batch, is_plain, kind_of
+from .batched_fisher import FISHER, AxisBatch, renew_multipliers_, update_
+from .shares import Shares, shares_of
 
 AXES = ("all", "channels")
 NORMS = ("gradient", "fixed")

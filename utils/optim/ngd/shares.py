@@ -13,9 +13,9 @@ import itertools
 import torch
 from torch import Tensor
 
-from utils.exchange import Exchange
-from utils.optim.ngd.batch import Batch
-from utils.optim.ngd.batched_fisher import FISHER, is_whole, renew_multipliers_
+from ...exchange import Exchange
+from .batch import Batch
+from .batched_fisher import FISHER, is_whole, renew_multipliers_
 
 PIECES = 8  # axes are split so that each rank's part has about this many pieces, or more
 

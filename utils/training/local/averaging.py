@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from utils.checkpoints.states import optimizer_tensors
-from utils.checkpoints.worker_rows import by_element
-from utils.exchange import Exchange
-from utils.local.optimizer import OuterOptimizer
-from utils.local.workers import Workers
+from ...checkpoints.states import optimizer_tensors
+from ...checkpoints.worker_rows import by_element
+from ...exchange import Exchange
+from ...local.optimizer import OuterOptimizer
+from ...local.workers import Workers
 
 # {its name in a checkpoint: what the outer optimizer calls it}
 OUTER_STATE = {"before": "before", "momentum": "buffers"}

@@ -3,8 +3,8 @@
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing
 
-from utils.data.batch import Batch
-from utils.data.loader import Loader
+from ...data.batch import Batch
+from ...data.loader import Loader
 
 
 def loaders_of(loader: Loader, numbers: Sequence[int]) -> list[Loader]:

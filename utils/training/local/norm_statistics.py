@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from utils.data.loader import Loader
-from utils.exchange import Exchange
-from utils.local.workers import Workers
-from utils.machine.backends import search_plans
+from ...data.loader import Loader
+from ...exchange import Exchange
+from ...local.workers import Workers
+from ...machine.backends import search_plans
 
 
 class NormStatistics:

@@ -17,25 +17,25 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from utils.checkpoints.checkpoint import Checkpoint
-from utils.checkpoints.states import random_states, restore_random_states
-from utils.checkpoints.worker_rows import as_one_model, of_worker, of_workers
-from utils.data.batch import Batch
-from utils.data.loader import Loader
-from utils.distributed.strategies.base import Strategy
-from utils.exchange import Exchange
-from utils.local.optimizer import OuterOptimizer
-from utils.local.rules import SyncRule, simulate
-from utils.local.workers import Workers
-from utils.plural import counted
-from utils.training.guard import Guard
-from utils.training.local.averaging import Averaging, WorkerMean
-from utils.training.local.in_turn import in_turn
-from utils.training.local.norm_statistics import NormStatistics
-from utils.training.local.rounds import Rounds, amount_text, averagings_text, lengths_text
-from utils.training.progress import LeftOut, Progress
-from utils.training.steps import Steps
-from utils.training.train_step import StepParts, TrainStep
+from ...checkpoints.checkpoint import Checkpoint
+from ...checkpoints.states import random_states, restore_random_states
+from ...checkpoints.worker_rows import as_one_model, of_worker, of_workers
+from ...data.batch import Batch
+from ...data.loader import Loader
+from ...distributed.strategies.base import Strategy
+from ...exchange import Exchange
+from ...local.optimizer import OuterOptimizer
+from ...local.rules import SyncRule, simulate
+from ...local.workers import Workers
+from ...plural import counted
+from ..guard import Guard
+from ..progress import LeftOut, Progress
+from ..steps import Steps
+from ..train_step import StepParts, TrainStep
+from .averaging import Averaging, WorkerMean
+from .in_turn import in_turn
+from .norm_statistics import NormStatistics
+from .rounds import Rounds, amount_text, averagings_text, lengths_text
 
 # In a short last step a few workers may have all samples, as blocks that are mixed are never cut.
 # They step by at most so many times the mean gradient of their samples.
