@@ -23,7 +23,7 @@ from benchmarks.made_up import (
 from benchmarks.time_to_accuracy import Race
 from utils.augment.crop_flip import CropFlip
 from utils.data.images.loader import ImageLoader
-from utils.data.texts.loader import TextLoader
+from utils.data.texts.equal_tokens import EqualTokensLoader
 from utils.models.resnet import ResNet
 from utils.models.transformer import Transformer
 
@@ -105,7 +105,7 @@ def text_case(sizes: Sizes, device: torch.device, workers: int) -> Case:
         return without_end(usual_loader(Texts(*data), batch, workers, device, pad))
 
     def ours():  # steps of equal work, so that all turns are alike
-        return TextLoader(
+        return EqualTokensLoader(
             *data, batch_size=batch, device=device, max_len=MAX_LEN, shuffle=True,
             batch_tokens=math.ceil(batch * lengths.mean()),
         )  # fmt: skip

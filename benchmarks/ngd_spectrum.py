@@ -55,7 +55,7 @@ def main() -> None:
     flags.add_argument("--steps", type=int, default=200, help="of training (default: 200)")
     options = flags.parse_args()
     torch.manual_seed(0)
-    data = load_shapes(PictureRequest(Path(), Path()))
+    data = load_shapes("shapes", PictureRequest(Path(), Path()))
     loader = ImageLoader(
         data.train.images, data.train.labels, mean=data.mean, std=data.std, batch_size=64,
         device=torch.device("cpu"), shuffle=True,

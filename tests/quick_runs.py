@@ -18,9 +18,7 @@ def quick(patch: pytest.MonkeyPatch) -> None:
     for data, classes in ((shapes, 10), (headlines, 4)):
         patch.setattr(data, "TRAIN_PER_CLASS", 600 // classes)
         patch.setattr(data, "TEST_PER_CLASS", 100 // classes)
-    patch.setattr(
-        "utils.runs.report.draw_curves", lambda records, path, title: path.write_bytes(b"")
-    )
+    patch.setattr("utils.runs.report.draw_curves", lambda records, path, *_: path.write_bytes(b""))
 
 
 @contextlib.contextmanager

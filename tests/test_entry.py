@@ -129,7 +129,7 @@ def without(module: str):
     [
         ("torch.nn", "torch", lambda fail: run_entry(third_entry.Settings, fail, "", [])),
         ("PIL", "pillow", lambda fail: print_lines(fail)),
-        ("optuna", "optuna", lambda fail: tuning_entry.main(["resnet50", "--dataset", "shapes"])),
+        ("torch", "torch", lambda fail: tuning_entry.main(["resnet50", "--dataset", "shapes"])),
         ("torch", "torch", lambda fail: launcher.main(["resnet50_test.py"])),
     ],
     ids=["entry", "list", "tuning", "launcher"],
@@ -149,11 +149,30 @@ def test_a_missing_package_is_a_line_with_the_command(
     assert error.count("\n") == 1
 
 
-def test_what_only_the_report_needs_is_missed_at_the_start(capsys, monkeypatch):
+def test_a_missing_optional_package_is_a_line_with_its_own_command(capsys):
+    with handlers_put_back():
+        assert run_entry(third_entry.Settings, without("pyarrow.parquet"), "", []) == 2
+    line = "error: pyarrow is not installed: python -m pip install pyarrow\n"
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(
+    ("flags", "noted"),
+    [("", True), ("--dry_run", False), ("--check", False), ("--epochs 1 --report", True)],
+)
+def test_a_run_without_matplotlib_says_so_at_its_start(capsys, monkeypatch, flags, noted):
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # then it is not found
     with handlers_put_back():
-        assert run_entry(third_entry.Settings, lambda *_: pytest.fail("it starts"), "", []) == 2
-    assert "error: matplotlib is not installed" in capsys.readouterr().err
+        assert run_entry(third_entry.Settings, lambda *_: None, "", flags.split()) == 0
+    note = "note: plots are left out, as matplotlib is not installed: pip install matplotlib\n"
+    assert (note in capsys.readouterr().out) is noted
+
+
+def test_a_search_without_optuna_is_refused(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with handlers_put_back():
+        assert tuning_entry.main(["resnet50", "--dataset", "shapes"]) == 2
+    assert capsys.readouterr().err == "error: tuning needs one more package: pip install optuna\n"
 
 
 def test_another_module_that_is_missing_is_a_bug():

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE
+from project_copy import ROOT, copy_project
 from short_runs import call, write_data
 
-ROOT = Path(__file__).resolve().parents[1]
 LINE = '    "lion": "utils.optim.lion:LION",\n'
 RUN = (
     "python resnet50_test.py --optimizer lion --dataset shapes --subset 64 --depth 18 --width 4 "
@@ -27,14 +27,7 @@ STEPS = 4  # in the epoch
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory) -> Path:
     """A copy of the project's tracked files, with Lion's file and its line in the table."""
-    folder = tmp_path_factory.mktemp("checkout")
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    for name in filter(None, listed.stdout.split("\0")):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+    folder = copy_project(tmp_path_factory.mktemp("checkout"))
     shutil.copy(ROOT / "tests/worked_example/lion.py", folder / "utils/optim/lion.py")
     table = folder / "utils/optim/table.py"
     before, after = table.read_text().split("}\n", 1)

@@ -138,6 +138,8 @@ def make_trainer(
     agreed_signal=None,
     momentum=0.9,
     local=None,
+    balance=None,
+    by_class=False,
     **plan,
 ):
     """A trainer over random pictures with BatchNorm and dropout, writing below `folder`.
@@ -145,7 +147,7 @@ def make_trainer(
     With an `exchange` it is one rank of several, and `batch_size` is that of each. `strategy`: its
     name, or what makes it as Strategy does. With `auto` the strength of mixing follows the loss of
     HELD_OUT. `learner` learns how to mix, in place of the usual one; `local`: see `local_steps`;
-    `plan`: see TrainingPlan."""
+    `balance`: see Classification; `by_class`: see Loader; `plan`: see TrainingPlan."""
     folder.mkdir(parents=True, exist_ok=True)
     exchange = exchange or Exchange()
     ranks = {"rank": exchange.rank, "ranks": exchange.size, "least": least}
@@ -160,8 +162,9 @@ def make_trainer(
         mixing = Mixing(alpha=1.0, block=2, strength=AutoStrength(len(HELD_OUT), cost=1.0))
         hold_out = HoldOut(HELD_OUT, 23)
     data = data or loader(
-        batch_size, accumulation, device=device, mixing=mixing, hold_out=hold_out, **train_ranks
-    )
+        batch_size, accumulation, device=device, mixing=mixing, hold_out=hold_out,
+        by_class=by_class, **train_ranks,
+    )  # fmt: skip
     arithmetic = Precision(precision, device)
     agreed_signal = agreed_signal or AgreedSignal(signals or NoSignals())
     test = loader(5, n=12, augment=False, shuffle=False, device=device, **ranks)
@@ -174,7 +177,7 @@ def make_trainer(
     spread = build(model, exchange, freeze_until is not None)
     inside = getattr(model, "mixes_inside", False)
     mixes = {"counts_mixing": mixing is not None, "mixes_inside": inside}
-    mixes["clean_accuracy"] = clean_accuracy
+    mixes |= {"clean_accuracy": clean_accuracy, "balance": balance}
     objective = objective or Classification(spread.called, arithmetic, 0.1, **mixes)
 
     def make_parts(guard, progress):
@@ -198,7 +201,7 @@ def make_trainer(
             guard=guard,
             clip=clip,
             average=ema_decay and Average(model, ema_decay, spread),
-            meta=learner or (meta(spread, mixing, exact, device) if mixing is not None else None),
+            meta=learner or (mixing and meta(spread, mixing, exact, device, balance)),
         )
 
     if local is None:
@@ -271,12 +274,12 @@ def control(model, data, precision, total_steps, exchange):
     return MixingControl(strength, data.hold_out, gap, release_epoch, data.steps_per_epoch)
 
 
-def facts_of(trainer, *, compiled=False, texts=False, recomputes=False, external_model=False):
+def facts_of(trainer, *, compiled=False, shapes_vary=False, recomputes=False, external_model=False):
     """What an engine is told of the trainer's run."""
     return RunFacts(
         device=trainer.steps.precision.device,
         compiled=compiled,
-        texts=texts,
+        shapes_vary=shapes_vary,
         scales_loss=trainer.steps.scaler.is_enabled(),
         processes=trainer.steps.exchange.size,
         accumulation=trainer.loader.accumulation,
@@ -307,11 +310,12 @@ def use_graphs(trainer, recorder, asked=True, rate_dtype=torch.float64) -> None:
     )
 
 
-def meta(strategy, mixing, exact=False, device=CPU):
+def meta(strategy, mixing, exact=False, device=CPU, balance=None):
     """The object that learns how to mix; None without meta-mixup."""
+    losses = mixed_cross_entropy if balance is None else balance.losses
     virtual = VirtualStep(
-        strategy.skeleton, mixed_cross_entropy, exact=exact, exchange=strategy.exchange,
-        tensors=strategy,
+        strategy.skeleton, losses, exact=exact, exchange=strategy.exchange, tensors=strategy,
+        weigh=balance and balance.sample_weights,
     )  # fmt: skip
     if mixing.meta_form == "policy":
         return PolicyMixup(MixupPolicy(3, 0.5, 0.1, 0.1, device), virtual)

@@ -13,7 +13,7 @@ from typing import Any
 
 from utils.errors import UserError, one_line
 from utils.launch.signals import Signals, StoppedBySignal
-from utils.machine.packages import mendable
+from utils.machine.packages import left_out, mendable, require
 from utils.settings.command_line import read_command_line
 from utils.settings.config import fields, parse
 
@@ -65,6 +65,9 @@ def search(target: Target, argv: list[str], program: str = "%(prog)s") -> int:
             known = listed(fields(target.search_class))
             read_command_line(known, ["--help"], target.description, print, program)
         settings, origin = parse(target.search_class, argv, target.description, print)
+        require("tuning", "optuna")
+        if note := left_out("matplotlib", "plots"):
+            print(note, flush=True)
         # Optuna is imported only now: --help and wrong flags answer at once.
         from .search import Search
 

@@ -11,6 +11,7 @@ from utils.setting import setting
 from utils.settings import TrainSettings
 from utils.settings.actions import ACTIONS
 from utils.settings.config import Config, changed
+from utils.settings.data import check_subset
 
 GROUP = "tuning"
 tuning_flag = partial(setting, group=GROUP)
@@ -135,12 +136,7 @@ class TuningFlags(Config):
         for name, why in REFUSED.items():
             if getattr(self, name):
                 raise UserError(f"--{name} cannot be used in a search: {why}")
-        for name in ("trial_subset", "subset"):
-            value = getattr(self, name)
-            if value is not None and value > 1 and not float(value).is_integer():
-                raise UserError(
-                    f"--subset {value}: a fraction up to 1, or a whole number of samples"
-                )
+        check_subset(self.trial_subset)
         if self.trial_epochs is None:
             self.trial_epochs = min(self.epochs, max(3, min(9, round(self.epochs / 5))))
         if self.trials is None and self.sampler != "grid":

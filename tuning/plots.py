@@ -5,13 +5,13 @@ Not Optuna's own plots, which show only trials that reached the last stage: a fe
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from pathlib import Path
 
 from optuna.trial import FrozenTrial, TrialState
 
+from utils.machine.packages import is_installed
 from utils.reporting.plots import save_figure
 
 from .halving import DEFAULT_TRIAL, Rung, data_text
@@ -34,25 +34,30 @@ def draw_plots(
     folder: Path,
     chosen: int,
     grid: bool,
+    score: str = "validation accuracy (%)",
 ) -> None:
     """history.png, slices.png, importance.png and learning_rate.png; grid.png if two settings
-    are tuned on a `grid`. Raises OSError."""
+    are tuned on a `grid`. None without matplotlib. Raises OSError.
+
+    Args:
+        score: what the score of a trial is, for the axes.
+    """
     done = [trial for trial in trials if trial.state.is_finished()]
     # If all trials failed, or none has finished yet, there is nothing to draw.
-    if not any(trial.intermediate_values for trial in done):
+    if not any(trial.intermediate_values for trial in done) or not is_installed("matplotlib"):
         return
-    save_figure(_history(done, rungs, chosen), folder / "history.png")
+    save_figure(_history(done, rungs, chosen, score), folder / "history.png")
     tuned = [p for p in space.parameters if len({t.params.get(p.key) for t in done} - {None}) > 1]
     if tuned:
-        save_figure(_slices(done, tuned, rungs, chosen), folder / "slices.png")
+        save_figure(_slices(done, tuned, rungs, chosen, score), folder / "slices.png")
     found = importances(done)
     if found:
         save_figure(_importance(found, done), folder / "importance.png")
     rates = [p for p in tuned if p.name == "lr"]
     if rates:
-        save_figure(_slices(done, rates, rungs, chosen, 1.5), folder / "learning_rate.png")
+        save_figure(_slices(done, rates, rungs, chosen, score, 1.5), folder / "learning_rate.png")
     if grid and len(tuned) == 2:
-        figure = _grid(done, *tuned)
+        figure = _grid(done, tuned[0], tuned[1], score)
         if figure is not None:
             save_figure(figure, folder / "grid.png")
 
@@ -83,10 +88,7 @@ def importances(trials: list[FrozenTrial]) -> dict[str, float]:
     if len(study.trials) < LEAST_TRIALS:
         return {}
     # The best quarter against all: a tenth, the default, would be one or two of so few trials.
-    arguments = inspect.signature(PedAnovaImportanceEvaluator).parameters
-    # The second is its name in older versions.
-    name = "target_quantile" if "target_quantile" in arguments else "baseline_quantile"
-    evaluator = PedAnovaImportanceEvaluator(**{name: 0.25})  # type: ignore[arg-type]  # by name
+    evaluator = PedAnovaImportanceEvaluator(target_quantile=0.25)
     found = get_param_importances(study, evaluator=evaluator, normalize=True)
     return {n: fraction for n, fraction in found.items() if math.isfinite(fraction)}
 
@@ -112,7 +114,7 @@ def _draw_stages(axis, trials: list[FrozenTrial], rungs: list[Rung], place: Call
         )  # fmt: skip
 
 
-def _history(trials: list[FrozenTrial], rungs: list[Rung], chosen: int):
+def _history(trials: list[FrozenTrial], rungs: list[Rung], chosen: int, title: str):
     figure, axis = _figure(8.4, 4.2)
     for trial in trials:
         scores = [*trial.intermediate_values.values()]
@@ -135,7 +137,7 @@ def _history(trials: list[FrozenTrial], rungs: list[Rung], chosen: int):
     if chosen in complete:
         axis.plot(chosen, complete[chosen], ls="none", **OF_CHOSEN)
     axis.set_xlabel("trial")
-    axis.set_ylabel("validation accuracy (%)")
+    axis.set_ylabel(title)
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.grid(alpha=0.3)
     axis.set_title("each trial, at every stage that it reached", fontsize=10)
@@ -143,7 +145,9 @@ def _history(trials: list[FrozenTrial], rungs: list[Rung], chosen: int):
     return figure
 
 
-def _slices(trials, tuned: list[Parameter], rungs: list[Rung], chosen: int, scale: float = 1):
+def _slices(
+    trials, tuned: list[Parameter], rungs: list[Rung], chosen: int, title: str, scale: float = 1
+):
     """A panel for each setting, of `scale` times the usual size."""
     columns = min(COLUMNS, len(tuned))
     lines = -(-len(tuned) // columns)
@@ -156,7 +160,7 @@ def _slices(trials, tuned: list[Parameter], rungs: list[Rung], chosen: int, scal
     for axis in axes[len(tuned) :]:
         axis.set_visible(False)
     for axis in axes[::columns]:
-        axis.set_ylabel("validation accuracy (%)")
+        axis.set_ylabel(title)
     figure.legend(
         handles.values(), handles.keys(), loc="outside lower center", ncols=min(3, columns + 1),
         fontsize=8, frameon=False,
@@ -206,7 +210,7 @@ def _importance(fractions: dict[str, float], trials: list[FrozenTrial]):
     return figure
 
 
-def _grid(trials, first: Parameter, second: Parameter):
+def _grid(trials, first: Parameter, second: Parameter, title: str):
     """The scores of a grid as a table of colours; None if no point of it has finished."""
     scores = {
         (t.params[first.key], t.params[second.key]): t.value
@@ -230,5 +234,5 @@ def _grid(trials, first: Parameter, second: Parameter):
     axis.set_yticks(range(len(rows)), [shown(a) for a in rows])
     axis.set_xlabel(second.name)
     axis.set_ylabel(first.name)
-    axis.set_title("validation accuracy (%)", fontsize=10)
+    axis.set_title(title, fontsize=10)
     return figure

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from optuna.trial import FrozenTrial, TrialState
 
 from utils.files import replace_file
+from utils.machine.packages import is_installed
 from utils.plural import counted
 from utils.reporting.console import aligned
 from utils.reporting.metrics import to_json
@@ -112,9 +113,11 @@ class Report:
             draw_plots(
                 *(self.trials, self.space, self.rungs, self.folder, verdict.number),
                 grid=self.study.grid,
+                score=f"validation {self.search.measure.score_title} (%)",
             )
         say(self.search.recipe.lr_rule(values))
-        say(f"recipe: {self.folder / 'best.yaml'}; table and plots beside it")
+        beside = "table and plots" if is_installed("matplotlib") else "table"
+        say(f"recipe: {self.folder / 'best.yaml'}; {beside} beside it")
 
     def values(self, number: int) -> dict:
         """The settings of a trial; those of the default if it has not finished."""
@@ -158,7 +161,7 @@ class Report:
         names = list(dict.fromkeys(name for row in rows for name in row["settings"]))
         listed = rows[:SHOWN] + [row for row in rows[SHOWN:] if row["trial"] == DEFAULT_TRIAL]
         titles = map(self.space.title, names)
-        lines = [["rank", "trial", "accuracy", "epochs", "data", *titles, ""]]
+        lines = [["rank", "trial", self.search.measure.score_title, "epochs", "data", *titles, ""]]
         for row in listed:
             score = "-" if row["score"] is None else f"{row['score']:.2f} %"
             lines.append(
@@ -244,9 +247,9 @@ class Report:
             part = f"{100 * last.subset:g} %" if last.subset <= 1 else f"{last.subset:,.0f} samples"
             cut = " cut from the training data" * (search.recipe.val_fraction is not None)
             lines.append(
-                f"Its score: {run['score']:.2f} % of {run['val_samples']:,} validation "
-                f"samples{cut}, after {last.epochs} epochs on {part} of the training data; the "
-                "test set was not used. The same run again:"
+                f"Its score: {self.search.measure.score_title} {run['score']:.2f} % on "
+                f"{run['val_samples']:,} validation samples{cut}, after {last.epochs} epochs on "
+                f"{part} of the training data; the test set was not used. The same run again:"
             )
             again = {**search.recipe.of_trial(values, last, search.seed), "threads": search.threads}
             beside = search.recipe.handed_over(values)

@@ -16,6 +16,7 @@ from utils.errors import UserError
 from utils.files import replace_file
 from utils.launch.launchers import without_launch
 from utils.machine.cores import usable_cores
+from utils.measures.table import MEASURES, Measure
 from utils.reporting.metrics import read_metrics
 from utils.settings.config import Config
 
@@ -53,7 +54,7 @@ class Outcome:
     """The result of a run. If it failed, only `failure` is set, to the reason in words.
 
     Attributes:
-        score: accuracy on the validation split, in per cent.
+        score: `Measure.score` on the validation split, in per cent.
         val_samples, trained: samples of that split; samples trained on, counted anew in each epoch.
         seconds: of all starts of the run.
     """
@@ -71,10 +72,19 @@ class Runner:
     threads: CPU threads of a run.
     devices: CUDA_VISIBLE_DEVICES of each slot; empty: unchanged.
     time_is_up: () -> whether runs are to be stopped.
+    measure: what trials are judged by.
     """
 
-    def __init__(self, entry: Path, threads: int, devices: list[str], time_is_up=lambda: False):
+    def __init__(
+        self,
+        entry: Path,
+        threads: int,
+        devices: list[str],
+        time_is_up=lambda: False,
+        measure: Measure = MEASURES["accuracy"],
+    ):
         self.entry, self.threads, self.devices = entry, threads, devices
+        self.measure = measure
         self.time_is_up = time_is_up
         self.stopping = threading.Event()
 
@@ -176,10 +186,11 @@ class Runner:
             for record in read_metrics(folder / "metrics.jsonl")
             if record.get("split") == "val" and not record.get("model")
         ]
-        if not val or val[-1].get("accuracy") is None:
-            return Outcome(failure="it has no accuracy on the validation split")
+        value = val[-1].get(self.measure.name) if val else None
+        if value is None:
+            return Outcome(failure=f"it has no {self.measure.title} on the validation split")
         return Outcome(
-            score=val[-1]["accuracy"],
+            score=self.measure.score(value),
             val_samples=val[-1]["samples"],
             trained=summary["train_samples"] * summary["epochs"],
             steps=summary["steps"],

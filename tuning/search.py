@@ -12,6 +12,7 @@ from optuna.trial import TrialState
 
 from utils.errors import UserError
 from utils.launch.signals import Signals, StoppedBySignal
+from utils.measures.table import measure_of
 from utils.plural import counted
 from utils.reporting.console import Console
 from utils.settings.config import IMPLIED, Config, fields
@@ -57,6 +58,13 @@ class Search:
         path = target.space if settings.space is None else Path(settings.space)
         space, raw, notes = load_space(path, target.settings_class, base, origin, settings.params)
         self.space = space
+        by = base.best_by or "accuracy"
+        if ":" in by:
+            raise UserError(
+                f"--best_by {by}: a search needs one of the measures of docs/measures.md, whose "
+                "range is known"
+            )
+        self.measure = measure_of(by)
         self.implied = {name for name, came in origin.items() if came == IMPLIED}
         subset, fraction = raw.pop("subset", None), settings.trial_val_fraction
         if settings.trial_subset is None:
@@ -85,7 +93,7 @@ class Search:
             if self.total < points:
                 notes.append(f"{points - self.total} of {points} points of the grid are left out")
         self.jobs, self.threads, devices = machine(settings.jobs, base)
-        self.runner = Runner(target.script, self.threads, devices, self._time_is_up)
+        self.runner = Runner(target.script, self.threads, devices, self._time_is_up, self.measure)
         self.errors: list[BaseException] = []
         self.shown = 0  # trials that the progress bar has counted
         self.said: set[int] = set()  # numbers of the trials that have had their line

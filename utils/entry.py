@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,7 +26,7 @@ from .launch.environment import (
 )
 from .launch.flags import check_launch_flags, take_launch_flags
 from .launch.signals import Signals, StoppedBySignal
-from .machine.packages import mendable
+from .machine.packages import left_out, mendable
 from .runs.run import Run
 from .settings import TrainSettings
 from .settings.config import fields, parse
@@ -77,9 +76,10 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
         line = check_launch_flags(launch_flags, place, os.environ.get("CUDA_VISIBLE_DEVICES"))
         if line:
             say(line)
-        draws = settings.action.trains or settings.report
-        if draws and find_spec("matplotlib") is None:  # else it is missed only at the end
-            raise ModuleNotFoundError(name="matplotlib")
+        action = settings.action
+        reports = "report" not in action.without_effect and (action.trains or settings.report)
+        if reports and (note := left_out("matplotlib", "plots")):
+            say(note)
         return act(settings, origin, signals) or 0
     except StoppedBySignal as stopped:
         if place is None or place.rank == 0:

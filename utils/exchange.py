@@ -68,9 +68,6 @@ class Exchange:
         """
         return add_in_order(rows)
 
-    def broadcast_(self, tensor: Tensor, source: int) -> None:
-        """Overwrites the tensor with that of rank `source`."""
-
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks, in order of rank."""
         return [tensor]

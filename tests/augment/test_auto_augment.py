@@ -118,6 +118,7 @@ def test_autoaugment_is_torchvisions(monkeypatch):
         assert (off > 1).float().mean() < 0.02, (sample, theirs.policies[chosen[sample]])
 
 
+@pytest.mark.slow
 def test_launches_on_a_gpu_and_no_wait():
     """In a batch of any size, of pictures of any size. docs/pictures.md has these figures."""
     policies = {"rand-m9-mstd0.5-inc1": 210, "imagenet": 160, "ta_wide": 100, "3a": 125}

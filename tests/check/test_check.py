@@ -4,7 +4,6 @@ import json
 import os
 import re
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -37,9 +36,6 @@ from utils.exchange import Exchange
 from utils.machine import packages
 from utils.reporting.console import aligned
 from utils.settings.config import parse
-
-ROOT = Path(__file__).resolve().parents[2]
-
 
 # ---- the report ---------------------------------------------------------------------------------
 
@@ -196,16 +192,6 @@ def test_flags_of_training_have_no_effect(capsys):
 def test_check_is_a_flag_and_not_what_validates_the_others(entry):
     """A method of this name in a class of settings would never be called: it is `validate`."""
     assert not any(callable(vars(base).get("check")) for base in entry.Settings.__mro__)
-
-
-def test_the_tables_of_packages_are_those_of_the_requirements():
-    needed = re.findall(r"^([\w-]+)", (ROOT / "requirements.txt").read_text(), re.M)
-    # For tuning/, for TFRecords and for groups alone.
-    special = {"optuna", "google-crc32c", "scikit-learn"}
-    assert {package.name for package in packages.NEEDED} == {*needed} - special
-    both = {package.name for package in (*packages.OPTIONAL, *packages.OF_GPUS)}
-    assert both & {*needed} == special
-    assert packages.missing_text(packages.NEEDED) == ""
 
 
 def test_the_digest_tells_other_code(tmp_path):

@@ -59,6 +59,7 @@ def good_state(folder: Path) -> None:
     assert not [p for p in folder.iterdir() if not p.name.startswith("step-")]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed")
 @pytest.mark.parametrize(
     "stride", [5, pytest.param(1, marks=pytest.mark.slow)], ids=["every fifth", "all"]

@@ -1,6 +1,6 @@
 """Groups: never in two splits, near the fraction, repeatable; and what looks like groups."""
 
-import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,25 +11,27 @@ from utils.data.groups import (
     Groups,
     groups_of,
     groups_of_files,
-    likely_column,
     likely_files,
 )
-from utils.data.splits import stratified_split
+from utils.data.splits import split_off
+from utils.data.texts.columns import likely_group_column
+from utils.data.texts.files import Row, Table
+from utils.data.texts.sources import Texts
 from utils.errors import UserError
-from utils.machine.packages import not_installed
 
 
 def groups_for(names) -> Groups:
-    return groups_of("--group_column who", {"train": [f"p{name}" for name in names]})["train"]
+    return groups_of("--group_column who", {"train": [f"p{name}" for name in names]}, [])["train"]
 
 
 def split(labels, of, fraction, seed=0):
     """(kept, held out, the note)"""
     groups, classes = groups_for(of), [f"class {i}" for i in range(max(labels) + 1)]
-    kept, held_out = stratified_split(np.asarray(labels), fraction, seed, classes, groups)
+    kept, held_out = groups.hold_out(np.asarray(labels), fraction, seed, classes)
     return kept, held_out, groups.notes[0]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -108,21 +110,29 @@ def test_groups_that_cannot_be_divided(labels, of, some):
     assert f"--group_column who: {some} none can be held out" in str(caught.value)
 
 
+def test_parts_have_the_groups_of_their_samples():
+    of = [0, 0, 1, 1, 2] * 4
+    texts = Texts([f"{group}" for group in of], np.arange(20) % 2, groups_for(of))
+    for part in split_off(texts, 0.3, 0, ["a", "b"]):
+        assert part.groups.names.tolist() == [f"p{text}" for text in part.texts]
+
+
 def test_scikit_learn_is_asked_for(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    monkeypatch.delitem(sys.modules, "sklearn.model_selection", raising=False)
-    with pytest.raises(ModuleNotFoundError) as caught:
-        split([0, 1] * 5, [0, 0, 1, 1, 2] * 2, 0.2)
-    assert "scikit-learn is not installed" in str(not_installed(caught.value))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert groups_of("--group_column none", {"train": None, "test": []}, []) == {}
+    with pytest.raises(UserError, match=r"--group_by x needs one more .*install scikit-learn$"):
+        groups_of("--group_by x", {"train": ["a", "b"]}, [])
 
 
 def test_groups_in_two_splits_are_named():
     splits = {"train": ["a", "b", "c", "d", "e", ""], "val": ["x", ""], "test": list("edcax")}
-    assert groups_of("--group_by folder", splits)["train"].notes == [
+    notes: list[str] = []
+    assert groups_of("--group_by folder", splits, notes)["train"].notes is notes
+    assert notes == [
         "--group_by folder: groups are in two splits, which flatters the figures: 4 in train and "
         "test (a, c, d, ...); 1 in val and test (x)"
     ]
-    assert groups_of("", {"train": ["a"], "test": ["b"]})["test"].notes == []
+    assert groups_of("", {"train": ["a"], "test": ["b"]}, [])["test"].notes == []
 
 
 @pytest.mark.parametrize(
@@ -222,7 +232,8 @@ def test_a_million_names_are_not_all_looked_at(monkeypatch):
     ],
 )
 def test_columns_that_look_like_groups_are_asked_about(name, values, taken, asks):
-    rows = [["text", f"{n % values}"] for n in range(100)] + [["text", None]]
-    lines = likely_column(["text", name, "session"], [[*row, "1"] for row in rows], taken)
+    rows = [["text", f"{n % values}", "1"] for n in range(100)] + [["text", None, "1"]]
+    table = Table(Path("x.csv"), [Row(n, cells) for n, cells in enumerate(rows)], 3)
+    lines = likely_group_column(table, ["text", name, "session"], False, taken)
     assert len(lines) == asks
     assert not asks or f"--group_column '{name}' keeps them in one split" in lines[0]

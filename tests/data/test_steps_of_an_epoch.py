@@ -8,7 +8,7 @@ import torch
 from toy import CPU, loader
 
 from utils.data.steps import micro_batch_sizes
-from utils.data.texts.loader import TextLoader
+from utils.data.texts.equal_tokens import EqualTokensLoader
 from utils.mixup.mixing import Mixing
 
 
@@ -99,7 +99,7 @@ def test_a_trial_mixes_however_rarely_steps_do():
 def texts(batch_tokens, accumulation=1, mixing=None, **options):
     lengths = np.random.default_rng(0).integers(2, 30, 200)
     offsets = np.append(0, np.cumsum(lengths))
-    return TextLoader(
+    return EqualTokensLoader(
         np.arange(offsets[-1]), offsets, np.arange(200) % 4, batch_size=8, device=CPU,
         max_len=24, shuffle=True, batch_tokens=batch_tokens, accumulation=accumulation,
         mixing=mixing, **options,

@@ -196,6 +196,7 @@ def test_workers_do_not_import_pytorch():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victims", [1, 2])
 def test_killed_workers_are_replaced_and_no_batch_is_lost(images, make_pool, victims):
     pool = make_pool()
@@ -213,6 +214,7 @@ def test_killed_workers_are_replaced_and_no_batch_is_lost(images, make_pool, vic
     assert read_ahead(pool, images) == 4
 
 
+@pytest.mark.slow
 def test_workers_that_keep_dying_end_the_run_in_one_line(images, make_pool):
     pool = make_pool()
     reader = pool.reader(images, Fault(20, deadly=True))

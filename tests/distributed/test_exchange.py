@@ -23,12 +23,9 @@ def told(exchange) -> dict:
     """The result of every exchange where rank r has the numbers 10 r + (0, 1, 2)."""
     own = 10.0 * exchange.rank + torch.arange(3.0)
     given = own.clone()
-    sent = own.clone()
-    exchange.broadcast_(sent, exchange.size - 1)
     heard = {
         "sum": exchange.sum(own).tolist(),
         "mean": exchange.mean(own).tolist(),
-        "broadcast": sent.tolist(),
         "gather": [tensor.tolist() for tensor in exchange.gather(own)],
         "json": exchange.gather_json({"rank": exchange.rank}),
         "who": (exchange.rank, exchange.size),
@@ -46,7 +43,6 @@ def test_all_ranks_get_the_right_result(worlds, size):
         assert heard == {
             "sum": sums,
             "mean": [value / size for value in sums],
-            "broadcast": own[-1],
             "gather": own,
             "json": [{"rank": other} for other in range(size)],
             "who": (rank, size),

@@ -17,7 +17,7 @@ def evaluated(exchange, strategy: str, precision: str, samples: int) -> dict:
         2, n=samples, augment=False, shuffle=False, rank=exchange.rank, ranks=exchange.size, least=2
     )
     result = evaluate(
-        model, data.epoch(), Precision(precision, toy.CPU), exchange=exchange, classes=3, flip=True
+        model, data.epoch(), Precision(precision, toy.CPU), exchange=exchange, flip=True
     )
     assert torch.is_grad_enabled()
     return result.figures | {f"flip {k}": value for k, value in result.flip_figures.items()}

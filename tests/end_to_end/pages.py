@@ -1,6 +1,7 @@
 """The README and docs/: their blocks of code, tables and words in `code`."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ ENTRIES = {
     "transformer_test.py": transformer_test,
     "vit_test.py": vit_test,
 }
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 def text(page: str) -> str:

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import torch
-from pages import ENTRIES, PAGES, RESULTS, ROOT, coded, rows, text
+from pages import ENTRIES, PAGES, PROJECT, RESULTS, ROOT, coded, rows, text
 
 import resnet50_test
 import transformer_test
@@ -159,6 +159,22 @@ def test_advice_on_time_is_listed():
     ).items():
         (helps,) = [cells[2] for cells in table if cells[0] == f"`{phase}`"]
         assert set(re.findall(r"--\w+", advice)) <= coded(helps), phase
+
+
+def test_the_table_of_extras():
+    told = {
+        cells[0].strip("`"): sorted(cells[1].split(", ")) for cells in rows("docs/install.md")[2:]
+    }
+    assert told.pop("all") == ["those of the extras above"] and "all" not in told
+    extras = {
+        extra: sorted(re.match(r"[\w-]+", line)[0] for line in lines)
+        for extra, lines in PROJECT["optional-dependencies"].items()
+    }
+    assert extras.pop("all") == ["training-toolkit"]
+    assert told == extras
+    (listed,) = re.findall(r"to safetensors: (.+?)\.", text("docs/install.md"), re.S)
+    needed = {re.match(r"[\w-]+", line)[0] for line in PROJECT["dependencies"]}
+    assert {*re.findall(r"\w+", listed)} - {"and"} == needed
 
 
 def test_links_and_named_files_exist():

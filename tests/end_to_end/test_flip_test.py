@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 
 FLAGS = [*TINY, "--epochs", "2", "--no_zero_init_residual", "--ema_decay", "0.5"]
 LINE = r"averaged with mirror images \(--flip_test\): loss ([\d.]+), accuracy ([\d.]+) %"
-PLAIN = r"test accuracy ([\d.]+) % on"
+PLAIN = r"test accuracy ([\d.]+) % \("
 
 
 def summary(run: str) -> dict:

@@ -80,12 +80,14 @@ def test_too_few_samples_for_auto_are_said(works):
     assert summary("run")["mixing_strength"] == 0.2
 
 
+@pytest.mark.slow
 def test_a_run_that_is_too_short_for_auto_is_not_mixed_and_says_so(works):
     said = works(*TINY, *AUTO, "--epochs", "3", "--output", "run")
     assert "note: the run is too short for --mixup auto" in said and "held out" not in said
     assert summary("run")["mixing_strength"] == 0
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_the_policy(works, fails):
     works(*TINY, *META, "--output", "whole", "--save_every", "3", "--checkpoint_hist", "9")
     assert Path("whole/mixup_policy.png").is_file()

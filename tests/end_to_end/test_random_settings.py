@@ -104,6 +104,8 @@ def place(space, tmp_path_factory):
         ]
         (folder / "pictures" / f"{split}.csv").write_text("\n".join(["file,label,source", *rows]))
     (folder / "weights.pth").write_bytes(b"no weights")
+    (folder / "classes.yaml").write_text("cat: 1\ndog: 0.25")
+    (folder / "classes.csv").write_text("class,weight\ncat,0\ndog,3")
     (folder / "own.py").write_text(OWN_CLASS)
     with contextlib.chdir(folder), handlers_put_back():
         assert space.main(flags(space.base | {"dataset": "imagefolder", "output": "trained"})) == 0

@@ -55,6 +55,8 @@ def place(tmp_path_factory):
     (folder / "new.txt").write_text("a bone\n")
     (folder / "vocab.txt").write_text("<unk>\na\nbone\n")
     (folder / "weights.pth").write_bytes(b"no weights\0")
+    (folder / "classes.yaml").write_text("cat: 1\ndog: 0.25")
+    (folder / "classes.csv").write_text("class,weight\ncat,0\ndog,3")
     with contextlib.chdir(folder), handlers_put_back():
         assert main(flags(TEXTS.base | TEXTS.data[0] | {"output": "trained"})) == 0
         assert Path("trained/summary.json").is_file()

@@ -28,9 +28,9 @@ def first_is_best(monkeypatch):
     """No evaluation is better than the first one."""
     take = Progress.take_validation
 
-    def worse(self, accuracy, loss, by):
+    def worse(self, accuracy, loss, *by):
         first = self.best_val_accuracy is None
-        return take(self, accuracy if first else 0.0, loss if first else math.inf, by)
+        return take(self, accuracy if first else 0.0, loss if first else math.inf, *by)
 
     monkeypatch.setattr(Progress, "take_validation", worse)
 
@@ -141,6 +141,7 @@ def test_a_trace_that_cannot_be_written_costs_only_itself(run):
     assert code == 0 and "cannot be written" in out and "test accuracy" in out
 
 
+@pytest.mark.slow
 def test_the_note_on_the_schedule_is_printed_only_if_it_changes(run):
     for number, (schedule, said) in enumerate(
         [(["constant"], False), (["step", "--step_epochs", 1], False), (["linear"], True)]
@@ -151,6 +152,7 @@ def test_the_note_on_the_schedule_is_printed_only_if_it_changes(run):
         assert code == 0 and ("schedule spans" in out) is said
 
 
+@pytest.mark.slow
 def test_a_finished_run_points_to_its_report(run):
     assert run(*TINY, "--epochs", 1, "--output", "run")[0] == 0
     advice = "to write the class report: --resume run --eval_only --report"
@@ -164,6 +166,7 @@ def test_a_finished_run_points_to_its_report(run):
     assert "to write the class report" not in run("--resume", "run", "--report")[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("first_is_best")
 def test_a_damaged_best_checkpoint_costs_only_its_figures(run):
     flags = ["--val_fraction", "0.1", "--eval_every", 1]

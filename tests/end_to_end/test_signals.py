@@ -64,6 +64,7 @@ def losses(folder: Path) -> list:
     return [(r["step"], r["split"], r["loss"], r["accuracy"]) for r in map(json.loads, lines)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_folder", "hangup_ends")
 @pytest.mark.parametrize("signum, code", [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_in_training_saves_and_resumes(whole, monkeypatch, capfd, signum, code):
@@ -155,7 +156,7 @@ def test_a_finished_run_says_so(whole, capfd):
     assert losses(whole) == before
     assert main(["--resume", str(whole), "--eval_only"]) == 0
     accuracy = json.loads((whole / "summary.json").read_text())["test_accuracy"]
-    assert f"test accuracy {accuracy:.2f} % on 100 samples" in capfd.readouterr().out
+    assert f"test accuracy {accuracy:.2f} % (" in capfd.readouterr().out
 
 
 @pytest.mark.usefixtures("own_folder")

@@ -116,6 +116,7 @@ def test_a_head_of_the_same_classes_is_kept(works):
     assert all(is_equal(weights("first"), weights("second"), ["fc.weight", "fc.bias"]))
 
 
+@pytest.mark.slow
 def test_frozen_weights_of_torchvision_stay_and_the_head_trains(works):
     torch.manual_seed(3)
     torch.save(resnet18().state_dict(), "weights.pth")

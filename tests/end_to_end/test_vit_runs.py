@@ -240,7 +240,7 @@ def test_mistakes(fails):
     ],
 )
 def test_mistakes_in_the_model_are_told_before_data_are_loaded(fails, monkeypatch, flags, message):
-    monkeypatch.setattr("utils.tasks.pictures.load_image_data", None)
+    monkeypatch.setattr("utils.tasks.picture_data.load_image_data", None)
     Path("mine.py").write_text(OWN_CLASS)
     assert message in fails(*DATA, *ENGINE, *flags)
 

@@ -74,6 +74,7 @@ def wrapped(engine, trainer):
     return engine.wrap(trainer.steps.strategy, trainer.log.console)
 
 
+@pytest.mark.slow
 def test_the_model_is_called_as_it_is_unless_it_is_compiled(tmp_path):
     trainer = make_trainer(tmp_path)
     for wanted in ("on", "auto", "off"):
@@ -131,7 +132,7 @@ def test_which_trainers_graphs_cannot_serve(tmp_path, options, reason):
     [
         ({"device": torch.device("cpu")}, "there is no GPU"),
         ({"compiled": True}, "--compile"),
-        ({"texts": True}, "texts"),
+        ({"shapes_vary": True}, "texts"),
         ({"scales_loss": True}, "--precision bf16"),
         ({"processes": 2}, "several processes"),
     ],

@@ -13,6 +13,7 @@ from utils.engines.graphed_step import WARM_UP
 from utils.mixup.mixing import Mixing
 from utils.optim.schedules import Schedule
 from utils.runs.dry_run import time_steps
+from utils.training.class_balance import ClassBalance
 
 
 def mixing(**options):
@@ -34,6 +35,9 @@ CASES = {
     "mixup": {"mixing": mixing, "ema_decay": 0.9},
     "mixup for each sample, looked at unmixed": {
         "mixing": lambda: mixing(per_sample=True, different_classes=True), "clean_accuracy": True,
+    },
+    "class weights, mixup, clipping": {
+        "balance": ClassBalance(0.1, torch.tensor([0.5, 2.0, 0.1])), "mixing": mixing, "clip": 0.5,
     },
     "mixup and CutMix by turns": {"mixing": lambda: mixing(cutmix_alpha=1.0), "epochs": 6},
     "mixed now and then, later never": {

@@ -192,6 +192,7 @@ def test_bf16_is_as_close_to_float64_as_the_plain_one():
     assert errors[1] <= errors[0] * 1.0001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "mode"),
     [

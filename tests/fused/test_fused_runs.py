@@ -41,6 +41,7 @@ META = ["--meta_learning", "--meta_every", "1", "--meta_exact"]
 BOTH = ["memory", "speed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("main", "flags", "modes"),
     [

@@ -8,6 +8,7 @@ from utils.data.images.loader import Packed
 from utils.engines.capture import CudaRecorder
 from utils.engines.graphed_step import GraphedStep
 from utils.mixup.mixing import Mixing
+from utils.training.class_balance import ClassBalance
 
 pytestmark = [
     pytest.mark.gpu,
@@ -55,6 +56,19 @@ def test_a_run_is_the_ordinary_one(tmp_path, optimizer, precision, capsys):
             )
     lines = [(line["step"], line["split"]) for line in history(tmp_path / "ours")]
     assert lines == [(line["step"], line["split"]) for line in history(tmp_path / "plain")]
+
+
+def test_a_run_with_class_weights_is_the_ordinary_one(tmp_path, capsys):
+    balance = ClassBalance(0.1, torch.tensor([0.2, 1.0, 3.0], device=CUDA), focal_gamma=1.0)
+    options = {"balance": balance, "clip": 1.0, "dropout": 0.0, "epochs": 3, "lr": 0.01}
+    plain = make_trainer(tmp_path / "plain", device=CUDA, **options)
+    plain.fit()
+    ours = graphed(tmp_path / "ours", **options)
+    ours.fit()
+    assert "not used" not in capsys.readouterr().out and ours.steps.holds_memory
+    for name, tensor in plain.steps.model.state_dict().items():
+        found = ours.steps.model.state_dict()[name]
+        torch.testing.assert_close(found, tensor, rtol=1e-4, atol=1e-4)
 
 
 def test_a_run_that_learns_how_to_mix_is_the_ordinary_one(tmp_path, capsys):

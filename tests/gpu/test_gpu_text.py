@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from test_gpu import run_epoch, run_epoch_without_waiting
 from toy import make_trainer
 
+from utils.data.texts.equal_tokens import EqualTokensLoader
 from utils.data.texts.loader import TextLoader
 from utils.mixup.mixing import Mixing
 from utils.models import transformer
@@ -30,7 +31,8 @@ def data(device=CUDA, n=600, batch_size=32, **options):
     offsets = np.append(0, np.cumsum(lengths))
     tokens = rng.integers(1, 500, offsets[-1]).astype(np.uint16)
     settings = {"max_len": 48, "shuffle": True, "bucket_batches": 10} | options
-    return TextLoader(tokens, offsets, labels, batch_size=batch_size, device=device, **settings)
+    loader_class = EqualTokensLoader if "batch_tokens" in options else TextLoader
+    return loader_class(tokens, offsets, labels, batch_size=batch_size, device=device, **settings)
 
 
 def model(device=CUDA, **options):

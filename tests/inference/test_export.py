@@ -192,6 +192,7 @@ def _installed(name: str) -> bool:
     return find_spec(name) is not None
 
 
+@pytest.mark.slow
 @needs_onnx
 @pytest.mark.parametrize(
     ("depth", "width", "stem", "side", "channels_last"),
@@ -309,10 +310,3 @@ def test_model_that_has_no_graph(tmp_path):
 def test_model_beyond_two_gigabytes(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_model, "ONNX_BYTES", 10)
     refused(export_onnx, Tiny(), CARD, tmp_path / "m.onnx", says="an ONNX file holds 2 GB")
-
-
-@pytest.mark.parametrize("name", ["onnx", "onnxscript"])
-def test_missing_package(tmp_path, monkeypatch, name):
-    monkeypatch.setitem(sys.modules, name, None)
-    path = tmp_path / "m.onnx"
-    refused(export_onnx, Tiny(), CARD, path, says="pip install onnx onnxscript")

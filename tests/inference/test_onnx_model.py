@@ -64,6 +64,7 @@ def tiny(session, monkeypatch):
 # ---- the model --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_logits_of_pictures_are_those_of_pytorch(tiny):
     ours, model, said = tiny
     with torch.inference_mode():

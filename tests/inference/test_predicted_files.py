@@ -38,7 +38,7 @@ def test_the_output_is_no_file_that_is_read():
     refused("link.csv", "new.csv")
     check_output("new.csv", Path("pics/table.csv"))
     Path("texts.csv").write_text("line,text,class\n")
-    check_output("pics", Path("texts.csv"), of_pictures=False)  # the folder is refused later
+    check_output("pics", Path("texts.csv"), takes_folders=False)  # the folder is refused later
     check_output("absent.csv", Path("new.csv"))  # its absence is found out later
 
 
@@ -71,7 +71,7 @@ def test_it_is_refused_before_the_weights_are_loaded():
     Path("predictions.csv").write_text("line,text,class\n")
     run = SimpleNamespace(settings=settings, console=console, resumed_folder=lambda: Path())
     with pytest.raises(UserError, match=r"replace predictions\.csv"):
-        use_model(run, None, None)
+        use_model(run, SimpleNamespace(predicts_folders=False), None)
 
 
 def test_files_that_training_passes_over_are_left_out_of_a_folder():

@@ -126,6 +126,7 @@ def test_the_help_of_an_entry_is_printed(launches):
     assert code == 0 and "usage: entry_for_launch.py" in out and "--do NAME" in out
 
 
+@pytest.mark.slow
 def test_a_users_mistake_in_a_worker_is_reported_once_and_not_retried(launches):
     code, _, err = launches.run(ENTRY, "--do", "mistake", MAX_RESTARTS="1")
     assert (code, err) == (2, "error: the data is wrong\n")
@@ -164,6 +165,7 @@ def test_a_failure_that_does_not_recur_is_survived(launches):
 
 
 # SIGTERM: test_nohup_protects_the_workers.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "signum", (signal.SIGHUP, pytest.param(signal.SIGINT, marks=pytest.mark.slow))
 )

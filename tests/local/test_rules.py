@@ -41,6 +41,7 @@ def brute_force(rule: SyncRule, ticks: list[int], alpha_ticks: int) -> list[int]
     return lengths
 
 
+@pytest.mark.slow
 @given(
     name=st.sampled_from(RULES),
     ticks=st.lists(st.integers(0, 900), min_size=1, max_size=60).filter(any),

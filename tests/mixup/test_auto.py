@@ -12,6 +12,7 @@ from toy import CPU, HELD_OUT, history, loader, make_trainer, network
 
 from utils.data.batch import random_generator
 from utils.data.loader import HoldOut
+from utils.data.texts.equal_tokens import EqualTokensLoader
 from utils.data.texts.loader import TextLoader
 from utils.mixup.auto import (
     COST,
@@ -218,7 +219,8 @@ def test_a_set_of_hardly_more_samples_than_classes_holds_nothing_out():
 def text_loader(**options) -> TextLoader:
     lengths = np.random.default_rng(0).integers(2, 12, 23)
     offsets = np.append(0, np.cumsum(lengths))
-    return TextLoader(
+    loader_class = EqualTokensLoader if "batch_tokens" in options else TextLoader
+    return loader_class(
         np.ones(offsets[-1], np.uint16), offsets, np.arange(23) % 3, device=CPU, max_len=12,
         shuffle=True, batch_size=4, **options,
     )  # fmt: skip

@@ -6,11 +6,13 @@ import pytest
 import timm
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from utils.errors import UserError
 from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep, descend, pairs_of
-from utils.mixup.mixing import MixPlan
+from utils.mixup.mixing import MixPlan, mix_pairs
 from utils.mixup.policy import MixupPolicy
+from utils.training.class_balance import ClassBalance
 from utils.training.objective import mixed_cross_entropy
 
 GOOD = torch.tensor(False)
@@ -205,6 +207,7 @@ def test_frozen_weights_take_no_step():
     assert model[0].weight.grad is None and meta.policy.shared.item() != meta.policy.start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("name", ["test_vit", pytest.param("test_resnet", marks=pytest.mark.slow)])
 def test_gradient_checkpointing_changes_nothing(name, exact):
@@ -232,3 +235,36 @@ def test_a_model_without_a_second_derivative():
     virtual = VirtualStep(model, mixed_cross_entropy, exact=True)
     with pytest.raises(UserError, match=r"^--meta_exact: .* no second derivative .*leave the flag"):
         virtual.batch_hypergradient(pairs_of(batch), batch.mix_plan.lam, batch.clean, 0.1)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_weights_of_classes(exact):
+    """The derivative of the weighted mean, whose divisor depends on lambda, too; the pairs come in
+    two pieces. The reference differentiates the whole of it twice."""
+    balance = ClassBalance(0.1, torch.tensor([0.2, 1.0, 3.0, 0.5]))
+    model, batch = network().eval().double(), real_batch()
+    model[2] = nn.Softplus()  # a finite difference has no branches to keep
+    batch.inputs, clean = batch.inputs.double(), (batch.clean[0].double(), batch.clean[1])
+    targets, partner = batch.targets, batch.mix_plan.partner
+    lam = batch.mix_plan.lam.double().requires_grad_()
+
+    def mean(weights, inputs, *labels):
+        logits = functional_call(model, weights, (inputs,))
+        return balance.losses(logits, *labels).sum() / balance.sample_weights(*labels).sum()
+
+    weights = dict(model.named_parameters())
+    mixed = mix_pairs(batch.inputs, batch.inputs[partner], lam)
+    loss = mean(weights, mixed, targets, targets[partner], lam)
+    gradient = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+    stepped = {name: w - 0.1 * g for (name, w), g in zip(weights.items(), gradient, strict=True)}
+    (expected,) = torch.autograd.grad(mean(stepped, *clean), lam)
+
+    for parameter, part in zip(model.parameters(), gradient, strict=True):
+        parameter.grad = part.detach()
+    virtual = VirtualStep(model, balance.losses, exact=exact, weigh=balance.sample_weights)
+    places = torch.arange(9).split(4)
+    pieces, lams = [pairs_of(batch, at) for at in places], list(lam.detach().split(4))
+    found = torch.cat(virtual.step_hypergradients(pieces, lams, 9, clean, 0.1))
+    alone = virtual.batch_hypergradient(pairs_of(batch), lam.detach(), clean, 0.1)
+    for known in (found, alone):
+        torch.testing.assert_close(known, expected, rtol=1e-7 if exact else 1e-4, atol=1e-9)

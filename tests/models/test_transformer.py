@@ -152,6 +152,7 @@ def test_gradients_are_finite_and_lambda_has_one(pooling, mixup_at):
     assert lam.grad[3:].all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixup_at", ["sentence", "embeddings"])
 def test_gradients_equal_finite_differences(mixup_at):
     ours = model(dtype=torch.float64, layers=1, dim=8, heads=2, ffn=8, mixup_at=mixup_at)

@@ -204,6 +204,7 @@ def test_a_checkpoint_of_timms_goes_on(exact):
     assert {*new} == {*tensors}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decay_all", [True, False])
 def test_launches_of_a_step(decay_all):
     """timm's launches 3,738."""

@@ -105,6 +105,7 @@ def test_names_that_a_spreadsheet_or_a_plot_could_misread(tmp_path):
     assert all("\n" not in line for line in summary_lines(matrix, NASTY))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 10, 60, 100, 1000])
 @pytest.mark.filterwarnings("error")
 def test_picture_at_any_number_of_classes(tmp_path, count):
@@ -117,6 +118,7 @@ def test_picture_at_any_number_of_classes(tmp_path, count):
         assert 400 <= picture.width <= 2000 and 400 <= picture.height <= 2000
 
 
+@pytest.mark.slow
 def test_one_confusion_among_a_thousand_classes_is_visible(tmp_path):
     matrix = 50 * np.eye(1000, dtype=np.int64)
     write_class_report(matrix, [str(i) for i in range(1000)], tmp_path)

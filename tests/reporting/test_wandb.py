@@ -161,12 +161,9 @@ def test_a_run_that_the_environment_disables_has_no_wandb(tmp_path, monkeypatch)
     monkeypatch.setattr(records, "TensorBoard", lambda *_, **__: "tensorboard")
     monkeypatch.setattr(records, "Wandb", lambda **_: pytest.fail("it is started"))
     lines = []
-    run = SimpleNamespace(
-        settings=SimpleNamespace(wandb="online"),
-        folder=SimpleNamespace(path=tmp_path, tensorboard=tmp_path / "tensorboard"),
-        console=SimpleNamespace(say=lines.append),
-    )
-    assert records._trackers(run, 0) == ["tensorboard"]
+    settings = SimpleNamespace(wandb="online")
+    folder = SimpleNamespace(path=tmp_path, tensorboard=tmp_path / "tensorboard")
+    assert records._trackers(settings, folder, 0, lines.append) == ["tensorboard"]
     assert lines == ["note: --wandb disabled, as WANDB_MODE says"]
 
 
@@ -226,6 +223,7 @@ time.sleep(0.2)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_the_death_of_wandbs_process_is_reported_once_and_training_goes_on(tmp_path):
     result = run_wandb(tmp_path, then=KILL_SERVICE + RECORDS)

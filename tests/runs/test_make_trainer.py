@@ -10,11 +10,10 @@ from utils.fused.dropout import Dropout
 from utils.runs.make_trainer import run_facts
 from utils.training.controls import Freeze
 from utils.training.objective import Precision
-from utils.weights.card import TextCard
 
 CUDA = torch.device("cuda", 0)
 PLAIN = {
-    "device": CPU, "compiled": False, "texts": False, "scales_loss": False, "processes": 1,
+    "device": CPU, "compiled": False, "shapes_vary": False, "scales_loss": False, "processes": 1,
     "accumulation": 1, "capturable": True, "learns_mixing": False, "unfreezes": False,
     "recomputes": False, "external_model": False,
 }  # fmt: skip
@@ -35,22 +34,16 @@ def facts(
     processes=1,
     accumulation=1,
     until=None,
-    texts=False,
+    shapes_vary=False,
     **settings,
 ):
-    run = SimpleNamespace(
-        settings=SimpleNamespace(**PLAIN_SETTINGS | settings),
-        device=device,
-        precision=Precision(precision, device),
-        exchange=SimpleNamespace(size=processes),
-    )
+    settings = SimpleNamespace(**PLAIN_SETTINGS | settings)
     freeze = None if until is None else Freeze(network(), ("6",), *until)
     task = SimpleNamespace(
-        train=SimpleNamespace(accumulation=accumulation),
-        card=TextCard(("a", "b"), "{}", clean=False, max_len=1) if texts else None,
+        train=SimpleNamespace(accumulation=accumulation), shapes_vary=shapes_vary
     )
     ready = SimpleNamespace(task=task, model=model or Dropout(0.1), freeze=freeze)
-    return vars(run_facts(run, ready))
+    return vars(run_facts(settings, Precision(precision, device), processes, ready))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +52,7 @@ def facts(
         ({}, {}),
         ({"device": CUDA, "precision": "bf16"}, {"device": CUDA}),
         ({"compile": True}, {"compiled": True}),
-        ({"texts": True}, {"texts": True}),
+        ({"shapes_vary": True}, {"shapes_vary": True}),
         ({"precision": "fp16"}, {"scales_loss": True}),
         ({"processes": 2}, {"processes": 2}),
         ({"accumulation": 4}, {"accumulation": 4}),

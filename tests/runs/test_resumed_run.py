@@ -136,7 +136,7 @@ def test_only_a_resumed_run_of_several_processes_waits(
     assert given["wait"] == wait and given["resume"] is (output == "run")
 
 
-BEST = ("best_step", "best_epoch", "best_val_accuracy", "best_val_loss")
+BEST = ("best_step", "best_epoch", "best_val_accuracy", "best_val_loss", "best_val_value")
 
 
 # ---- the best checkpoint ----------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_the_best_one_before_takes_the_place_of_one_that_is_gone(tmp_path):
     shutil.rmtree(gone)
     run = run_of(tmp_path)
     figures = load_checkpoint(run).state["progress"]
-    assert figures == dict(zip(BEST, (1, 0.5, 60.0, None), strict=True))
+    assert figures == dict(zip(BEST, (1, 0.5, 60.0, None, None), strict=True))
     assert run.said == [f"note: the best checkpoint, {gone}, is gone: {before} is the best one now"]
 
 
@@ -234,6 +234,7 @@ def measured(run, folder: Path) -> tuple[dict, list]:
     report.trainer = SimpleNamespace(
         progress=SimpleNamespace(step=2, best_step=1, best_epoch=0.5, best_val_accuracy=70.0),
         saver=SimpleNamespace(store=Checkpoints(folder / "checkpoints")),
+        plan=SimpleNamespace(best_by=None),
         loader=SimpleNamespace(steps_per_epoch=2),
         log=SimpleNamespace(metrics=SimpleNamespace(write=lambda **_: None)),
         steps=SimpleNamespace(strategy=SimpleNamespace(load=loaded.append)),

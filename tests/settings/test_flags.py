@@ -102,7 +102,7 @@ def test_abbreviations_are_refused(flag):
                 "; --qqqq; see --help",
             ],
         ),
-        (["--class_weights", "x"], ["there are no weights of classes yet"]),
+        (["--class_weights", "x"], ["balanced, sqrt, or a .yaml"]),
         (["--val-split", "x"], ["--val_fraction 0.1 holds out"]),
         (["--crops", "x"], ["unknown flag --crops, did you mean --crop?"]),
         (

@@ -22,7 +22,7 @@ from utils.data.images.sources import load_image_data
 from utils.errors import UserError
 from utils.settings import ImageSettings
 from utils.settings.config import parse
-from utils.tasks import pictures as image_task
+from utils.tasks import picture_data, picture_loaders, pictures
 from utils.tasks.pictures import Pictures, load_image_task
 from utils.weights.card import ModelCard
 from utils.weights.pretrained import Pretrained
@@ -111,7 +111,7 @@ def test_another_kind_of_split_needs_no_change_elsewhere(load, monkeypatch):
 
     flags = {"val_fraction": 0.25, "subset": 0.5, "random_erasing": 0.5, "mixup": "fixed"}
     decoded = load(**flags)
-    monkeypatch.setattr(image_task, "load_image_data", load_records)
+    monkeypatch.setattr(picture_data, "load_image_data", load_records)
     records = load(**flags, workers=None)
     assert records.pool is None and records.summary_entries == decoded.summary_entries
     for one, other in zip(batches(records), batches(decoded), strict=True):
@@ -122,19 +122,19 @@ def test_another_kind_of_split_needs_no_change_elsewhere(load, monkeypatch):
 
 def test_workers_are_used_by_default_if_the_set_exceeds_half_of_the_memory(load, monkeypatch):
     size = 24 * 8 * 8 * 3
-    monkeypatch.setattr(image_task, "usable_cores", lambda: 3)
+    monkeypatch.setattr(picture_loaders, "usable_cores", lambda: 3)
     for memory, val_fraction, workers in (
         (2 * size, 0, None),
         (2 * size - 1, 0, 3),
         (2 * size - 1, 0.25, None),  # the training split is smaller
         (float("inf"), 0, None),
     ):
-        monkeypatch.setattr(image_task, "available_memory", lambda memory=memory: memory)
+        monkeypatch.setattr(picture_loaders, "available_memory", lambda memory=memory: memory)
         pool = load(workers=None, val_fraction=val_fraction).pool
         assert (pool and pool.workers) == workers
-    monkeypatch.setattr(image_task, "available_memory", lambda: 1)
-    monkeypatch.setattr(image_task, "usable_cores", lambda: 64)
-    assert load(workers=None).pool.workers == image_task.AUTOMATIC_WORKERS
+    monkeypatch.setattr(picture_loaders, "available_memory", lambda: 1)
+    monkeypatch.setattr(picture_loaders, "usable_cores", lambda: 64)
+    assert load(workers=None).pool.workers == picture_loaders.AUTOMATIC_WORKERS
     assert load(workers=0).pool is None
     # A set in memory needs no workers, whatever its size.
     assert load(workers=None, dataset="shapes", subset=20).pool is None
@@ -158,7 +158,7 @@ def test_pictures_can_be_decoded_while_training(load, monkeypatch):
     assert always.data.train.encoded and always.summary_entries == once.summary_entries
     for one, other in zip(batches(always), batches(once), strict=True):
         assert torch.equal(one, other)
-    monkeypatch.setattr(image_task, "usable_cores", lambda: 6)
+    monkeypatch.setattr(picture_loaders, "usable_cores", lambda: 6)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # ranks that share the cores
     pool = load(decode="always", workers=None).pool
     assert (pool.workers, pool._ranks) == (3, 2)
@@ -225,7 +225,7 @@ def test_another_size_for_evaluation(load):
     for one, other in zip(task.train.epoch(1), same.train.epoch(1), strict=True):
         assert torch.equal(one.inputs, other.inputs)
     assert task.train.repeats == 3 and task.val.repeats == 1
-    largest = image_task.largest_batch
+    largest = picture_loaders.largest_batch
     assert largest(4, task.data.train, task.data.test) == largest(4, task.data.test)
 
 
@@ -243,7 +243,7 @@ def test_more_copies_than_an_optimizer_step_has_samples(load):
 
 @pytest.mark.parametrize("heads", [None, 2])
 def test_heads_that_weights_do_not_show_are_told(monkeypatch, heads):
-    monkeypatch.setattr(image_task, "load_image_task", lambda *arguments: arguments)
+    monkeypatch.setattr(pictures, "load_image_task", lambda *arguments: arguments)
     run = SimpleNamespace(
         console=Lines(), close_at_end=list, device=None, exchange=None, workers=None
     )
@@ -267,7 +267,7 @@ def test_dali_that_is_missing_is_named_before_anything_is_read(load, tmp_path, m
 
 
 def test_dali_decodes_in_workers_or_on_the_gpu(load, monkeypatch):
-    monkeypatch.setattr(image_task, "require_dali", lambda: None)
+    monkeypatch.setattr(picture_data, "require_dali", lambda: None)
     flags = {"loader": "dali", "decode": "always", "workers": 3}
     task = load(**flags)
     assert task.pool.workers == 3
@@ -275,7 +275,7 @@ def test_dali_decodes_in_workers_or_on_the_gpu(load, monkeypatch):
     assert type(load(decode="always").train._reader) is RecordReader
     settings = ImageSettings()
     settings.loader, settings.workers = "dali", 3
-    gpu = image_task._decoding(
+    gpu = picture_loaders._decoding(
         settings, task.data.train, task.data.test, torch.device("cuda", 1), Lines()
     )
     reader = gpu.options["reader"](task.data.train.pictures, None)

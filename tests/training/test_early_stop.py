@@ -1,9 +1,13 @@
 """Early stopping and the plateau schedule follow the validation split, and print what they do; an
 evaluation before the first step decides nothing."""
 
+import math
+
 import pytest
 from toy import history, make_trainer
 
+from utils.errors import UserError
+from utils.measures.table import MEASURES
 from utils.optim.schedules import Plateau
 from utils.training.evaluation import Evaluation
 from utils.training.progress import Progress
@@ -106,6 +110,7 @@ def test_equal_accuracies_are_judged_by_the_loss_and_patience_lasts_while_it_fal
     ("by", "epoch", "observed"), [(None, 2, "loss"), ("accuracy", 2, "error"), ("loss", 1, "loss")]
 )
 def test_what_the_best_is_best_by(tmp_path, monkeypatch, by, epoch, observed):
+    by = by and MEASURES[by]
     trainer = trainer_with(tmp_path, [10, 30, 20], losses=[1.0, 2.0, 3.0], best_by=by)
     seen = []
     monkeypatch.setattr(trainer.steps.schedule, "observe", lambda loss: seen.append(loss))
@@ -115,13 +120,42 @@ def test_what_the_best_is_best_by(tmp_path, monkeypatch, by, epoch, observed):
 
 def test_the_figures_of_older_checkpoints_are_beaten_by_the_accuracy_alone():
     progress = Progress(best_val_accuracy=50.0)
-    assert progress.take_validation(50.0, 0.1, None) == (False, False)
-    assert progress.take_validation(50.0, 0.05, None) == (False, True)
-    assert progress.take_validation(51.0, 9.0, None) == (True, False)
+    assert progress.take_validation(50.0, 0.1) == (False, False)
+    assert progress.take_validation(50.0, 0.05) == (False, True)
+    assert progress.take_validation(51.0, 9.0) == (True, False)
 
 
 def test_by_the_loss_a_finite_one_is_better_than_none():
     progress = Progress()
-    assert progress.take_validation(50.0, float("nan"), "loss")[0]
-    better = [progress.take_validation(50.0, loss, "loss")[0] for loss in (1.0, 1.2, 0.9)]
+    assert progress.take_validation(50.0, float("nan"), MEASURES["loss"])[0]
+    better = [progress.take_validation(50.0, loss, MEASURES["loss"])[0] for loss in (1.0, 1.2, 0.9)]
     assert better == [True, False, True]
+
+
+def test_the_best_by_a_further_measure(tmp_path, monkeypatch, capsys):
+    """Of equal values the one with the lower loss; a value that is undefined is an error, unless
+    the model has diverged."""
+    kappa = MEASURES["cohen_kappa"]
+    trainer = trainer_with(tmp_path, [10] * 5, best_by=kappa)
+    values, losses = iter([0.1, 0.5, 0.5, 0.5, None]), iter([1, 2, 3, 1.5, math.nan])
+    trainer.evaluate = lambda: Evaluation(
+        next(losses), 10, 10, measures=[kappa], values={"cohen_kappa": next(values)}
+    )
+    seen = []
+    monkeypatch.setattr(trainer.steps.schedule, "observe", lambda loss: seen.append(loss))
+    progress = trainer.fit()
+    assert (progress.best_epoch, progress.best_val_value) == (4, 0.5)
+    assert seen == [0.9, 0.5, 0.5, 0.5, math.inf]
+    assert "Cohen's kappa 0.500" in capsys.readouterr().out
+    undefined = trainer_with(tmp_path / "other", [10], best_by=kappa)
+    undefined.evaluate = lambda: Evaluation(1.0, 10, 10, values={"cohen_kappa": None})
+    with pytest.raises(UserError, match="--best_by cohen_kappa is undefined on the validation"):
+        undefined.fit()
+
+
+def test_plateau_follows_figures_below_zero():
+    """As 1 minus a measure of the user's that exceeds 1."""
+    schedule = Plateau("plateau", total_steps=10, patience=0, gamma=0.1)
+    assert [schedule.observe(value) for value in (-5.0, -5.0, -6.0, -5.5)] == [
+        False, True, False, True,
+    ]  # fmt: skip

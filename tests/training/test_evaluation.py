@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from utils.exchange import Exchange
+from utils.measures.measures import Measures
 from utils.training.evaluation import evaluate
 from utils.training.objective import Precision
 
@@ -65,9 +66,11 @@ def test_fillers_do_not_count(flip):
     """They let all ranks run equally many passes."""
     model, inputs, targets = task()
     own = batches(inputs, targets, 4)
-    expected = evaluate(model, own, FP32, classes=3, flip=flip)
+    expected = evaluate(model, own, FP32, measures=Measures(3), confusions=True, flip=flip)
     filled = [*own, own[0]._replace(filler=True)]
-    found = evaluate(model, filled, FP32, classes=3, exchange=OneOfTwo(), flip=flip)
+    found = evaluate(
+        model, filled, FP32, measures=Measures(3), confusions=True, exchange=OneOfTwo(), flip=flip
+    )
     assert (found.figures, found.flip_figures) == (expected.figures, expected.flip_figures)
     assert np.array_equal(found.confusion, expected.confusion)
 

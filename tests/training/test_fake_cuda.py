@@ -16,9 +16,11 @@ from utils.augment.named_policies import parse_policy
 from utils.augment.policies import ColourJitter, Operations
 from utils.augment.random_erasing import RandomErasing
 from utils.augment.resized_crop import DecodedCrop
+from utils.data.texts.equal_tokens import EqualTokensLoader
 from utils.data.texts.loader import TextLoader
 from utils.engines.launch_bound import TimedSteps
 from utils.fused import fuse
+from utils.measures.measures import Measures
 from utils.mixup.mixing import Mixing
 from utils.models.resnet import ResNet
 from utils.models.transformer import Transformer
@@ -34,7 +36,8 @@ pytestmark = [
 
 # The lines that wait for the device: in evaluation, at a log line, and to measure time.
 EVALUATED = "values = exchange.sum(sums).tolist()"
-COUNTED = "matrix = counts.reshape(classes, classes).cpu().numpy() if classes else None"
+COUNTED = "confusions = square.cpu().numpy()"
+TALLIED = "samples, *hits = exchange.sum(self._samples).tolist()"
 LOGGED = "values = torch.cat([window, self.guard.left_out.double()]).tolist()"
 WAITED = "torch.cuda.synchronize(device)"
 
@@ -59,7 +62,8 @@ def texts(mixing=None, shuffle=True, n=64, **options):
     lengths = rng.integers(2, 13, n)
     offsets = np.append(0, np.cumsum(lengths))
     tokens = rng.integers(5, 30, offsets[-1]).astype(np.uint16)
-    return TextLoader(
+    loader_class = EqualTokensLoader if "batch_tokens" in options else TextLoader
+    return loader_class(
         tokens, offsets, np.arange(n) % 3, batch_size=4, device=CUDA, max_len=12,
         shuffle=shuffle, bucket_batches=10, mixing=mixing, **options,
     )  # fmt: skip
@@ -356,17 +360,18 @@ def test_evaluation_reads_at_its_end(tmp_path, gpu, what):
         model = vit() if what == "vit" else None
         trainer = make_trainer(tmp_path, model=model, device=CUDA, ema_decay=0.9)
         test = loader(5, n=12, augment=False, shuffle=False, device=CUDA)
-    with gpu.watched(allowed=(EVALUATED, COUNTED)), trainer.steps.evaluated_weights():
+    with gpu.watched(allowed=(EVALUATED, TALLIED, COUNTED)), trainer.steps.evaluated_weights():
         found = evaluate(
             trainer.steps.model,
             test.epoch(),
             trainer.steps.precision,
-            classes=3,
+            measures=Measures(3),
+            confusions=True,
             flip=flip,
         )
     assert found.confusion.shape == (3, 3)
     numbers = 6  # three sums of the pictures and of their mirror images, beside a matrix
-    assert gpu.reads == [(0, EVALUATED)] * numbers + [(0, COUNTED)]
+    assert gpu.reads == [(0, EVALUATED)] * numbers + [(0, TALLIED), (0, COUNTED)]
 
 
 def test_the_pass_that_counts_for_nothing(tmp_path, gpu):

@@ -7,6 +7,7 @@ from torch import nn
 from toy import loader, network, pictures
 
 from utils.fused import fuse
+from utils.measures.measures import Measures
 from utils.models.resnet import ResNet
 from utils.training.evaluation import evaluate, mean_log_probabilities
 from utils.training.objective import Precision
@@ -84,7 +85,9 @@ def test_fused_modules_and_bf16(fused, precision):
     model = fuse(model, fused)
     images, labels = inputs_and_labels(torch.float32)
     model(images.to(memory_format=torch.channels_last))
-    found = evaluate(model, measured_split().epoch(), precision, classes=3, flip=True)
+    found = evaluate(
+        model, measured_split().epoch(), precision, measures=Measures(3), confusions=True, flip=True
+    )
     assert found.confusion.trace() == round(found.accuracy * SAMPLES / 100)  # of the plain answers
     model.eval()
     # The loader's own inputs: those of another formula may round to other bf16 numbers.

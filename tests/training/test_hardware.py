@@ -9,13 +9,13 @@ import torch
 import toy
 from torch import nn
 
-from utils.exchange import Exchange
 from utils.models.resnet import ResNet
 from utils.models.transformer import Transformer
 from utils.runs import make_trainer
 from utils.training import hardware
 from utils.training.flops import PEAKS, forward_flops, peak_of
 from utils.training.hardware import FIGURES, Hardware, Readings, hardware_text
+from utils.training.objective import Precision
 
 # ---- operations ---------------------------------------------------------------------------------
 
@@ -152,15 +152,11 @@ def test_a_run_on_a_gpu_asks_its_own(monkeypatch):
         "open_gpu",
         lambda uuid: SimpleNamespace(read=lambda: {"gpu_use": 50.0}) if uuid == "12" else None,
     )
-    run = SimpleNamespace(
-        device=torch.device("cuda", 0), leads=True, exchange=Exchange(),
-        precision=SimpleNamespace(name="bf16"),
-    )  # fmt: skip
-    ready = SimpleNamespace(flops=1e9)
+    precision = Precision("bf16", torch.device("cuda", 0))
     clock = SimpleNamespace(gpus=1, gpu_seconds=3600.0)
-    gpus = make_trainer._hardware(run, ready, clock)
+    gpus = make_trainer._hardware(precision, True, 1e9, clock)
     assert gpus.summary(1e5)["mfu"] == pytest.approx(100 * 3e14 / 989e12, abs=0.01)
     assert gpus.summary(None)["gpu_hours"] == 1.0
     gpus.close()
-    run.leads = False
-    assert make_trainer._hardware(run, ready, clock).summary(1e5) == dict.fromkeys(FIGURES)
+    gpus = make_trainer._hardware(precision, False, 1e9, clock)
+    assert gpus.summary(1e5) == dict.fromkeys(FIGURES)

@@ -12,7 +12,9 @@ from utils.launch.signals import StoppedBySignal
 from utils.mixup.mixing import Mixing
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Plateau, Schedule
+from utils.training.class_balance import ClassBalance
 
+BALANCE = ClassBalance(0.1, torch.tensor([0.5, 2.0, 0.0]), focal_gamma=1.5)
 CASES = {
     "sgd": {},
     "adamw": {"optimizer": "adamw", "lr": 1e-2},
@@ -75,6 +77,13 @@ CASES = {
     "a lambda for each pair": {
         "mixing": Mixing(alpha=0.5, block=4, meta_form="sample", clean_samples=4),
         "ema_decay": 0.9,
+    },
+    "class weights, focal, accumulation": {"balance": BALANCE, "accumulation": 2},
+    "class weights, sampler, policy, fp16": {
+        "balance": BALANCE,
+        "by_class": True,
+        "mixing": Mixing(alpha=0.5, block=4, meta_form="policy", clean_samples=4, update_every=2),
+        "precision": "fp16",
     },
     "early stop": {
         "val": True,
@@ -164,6 +173,7 @@ def test_a_resumed_run_is_bit_equal(tmp_path, case, every, monkeypatch):
         assert history(folder) == figures
 
 
+@pytest.mark.slow
 def test_resume_after_a_kill_cuts_the_metrics_back(tmp_path):
     """With checkpoints every 2 steps, a run dies later and resumes from an older one."""
     torch.manual_seed(5)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from toy import CPU, RefuseHostReads, assert_same, everything, make_trainer
 
+from utils.data.texts.equal_tokens import EqualTokensLoader
 from utils.data.texts.loader import TextLoader
 from utils.mixup.mixing import Mixing
 from utils.models.transformer import Transformer
@@ -14,14 +15,17 @@ from utils.training.objective import Classification, Precision
 FP32 = Precision("fp32", CPU)
 
 
-def data(n=38, batch_size=4, accumulation=1, shuffle=True, **options):
+def data(n=38, batch_size=4, accumulation=1, shuffle=True, batch_tokens=None, **options):
     """Texts of three classes, each with its own word."""
     rng = np.random.default_rng(0)
     lengths, labels = rng.integers(2, 12, n), np.arange(n) % 3
     offsets = np.append(0, np.cumsum(lengths))
     tokens = rng.integers(5, 30, offsets[-1]).astype(np.uint16)
     tokens[offsets[:-1]], tokens[offsets[1:] - 1] = 1, 2 + labels
-    return TextLoader(
+    loader_class = TextLoader
+    if batch_tokens is not None:
+        loader_class, options["batch_tokens"] = EqualTokensLoader, batch_tokens
+    return loader_class(
         tokens, offsets, labels, batch_size=batch_size, device=CPU, accumulation=accumulation,
         max_len=12, shuffle=shuffle, bucket_batches=10, **options,
     )  # fmt: skip

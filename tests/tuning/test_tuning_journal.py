@@ -107,6 +107,7 @@ def _write(path, name):
         journal.read_logs(0)
 
 
+@pytest.mark.slow
 def test_lines_of_many_writers_are_whole(path):
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=_write, args=(path, name)) for name in range(3)]

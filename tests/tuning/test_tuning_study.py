@@ -47,6 +47,7 @@ def test_files_of_a_search(reference):
     assert not list(folder.glob("trials/*/*/checkpoints"))
 
 
+@pytest.mark.slow
 def test_a_trial_has_one_line(reference):
     """Without a terminal, whatever the number of its stages; the log has a line for each stage. A
     new best has a line of its own."""

@@ -1,6 +1,7 @@
 """Weights for timm's models: from files, folders of the Hugging Face hub, and the hub's cache."""
 
 import json
+import sys
 
 import pytest
 import timm
@@ -43,6 +44,13 @@ def in_the_cache(folder, published, monkeypatch, commit="0" * 40):
     save_file(published, snapshot / "model.safetensors")
     (snapshot / "config.json").write_text(json.dumps(CONFIG))
     return place
+
+
+def test_the_package_of_the_hub_is_asked_for(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UserError) as told:
+        load_timm(NAME)
+    assert str(told.value) == "--pretrained needs one more package: pip install huggingface_hub"
 
 
 def test_published_weights_come_from_the_cache_without_a_network(tmp_path, published, monkeypatch):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import UserError, network_cause
-from ..files import sync_folder
+from ..files import reason, sync_folder
 from .progress import progress_bar
 
 # What lies in a folder that data sets are downloaded into.
@@ -77,8 +77,7 @@ def download(url: str, path: str | Path, checksum: str, *, hint: str) -> None:
     except _TransferError as error:
         raise UserError(f"cannot download {url}: {error}; {hint}") from error
     except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"cannot write {path}: {reason}; {hint}") from error
+        raise UserError(f"cannot write {path}: {reason(error)}; {hint}") from error
 
 
 def refuse_strange_folder(folder: Path, dataset: str) -> None:

@@ -7,12 +7,13 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..errors import UserError
+from ..machine.packages import require
 from ..plural import counted
 
 # Values of --group_by; --group_column has the first two: unknown, and none.
@@ -23,11 +24,7 @@ FACTORS, DRAWS, DRAWN_GROUPS = (1, 0.25, 0.5, 0.75, 1.5, 2, 3, 4), 20, 200_000
 # patient12_03.jpg, IMG_0001-2.png, video3_frame0001.jpg: what ends in a digit, and a counter.
 LIKELY = re.compile(r"([^/]*\d)[ _.-][^/\d]*\d+\.\w+$")
 NO_GROUP = re.compile(r"((19|20)\d\d[-_.]?[01]\d[-_.]?[0-3]\d|\bn\d{8})$")  # day, ImageNet's class
-LIKELY_COLUMN = re.compile(
-    r"(patient|person|participant|author|writer|speaker|user|username|customer|client|session|"
-    r"conversation|thread|group)s?( (id|name|number))?|(subject|case|study|donor|document) id"
-)
-LOOKED_AT = 50_000  # files, and rows of a table
+LOOKED_AT = 50_000  # files, or rows of a table
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +34,7 @@ class Groups:
     Attributes:
         flag: that asks for them, for messages: "--group_by folder".
         names: (samples,) object, the name of each sample's group; "" for none.
-        notes: lines for the user. Parts share them.
+        notes: the data set's lines for the user, to which `hold_out` adds one.
     """
 
     flag: str
@@ -109,14 +106,21 @@ def _choose(labels: np.ndarray, of: np.ndarray, fraction: float, seed: int) -> n
     return best
 
 
-def groups_of(flag: str, splits: Mapping[str, Sequence[str]]) -> dict[str, Groups]:
-    """Those of splits, each with the name of each sample's group. A note says which are in two."""
+def groups_of(
+    flag: str, splits: Mapping[str, Sequence[str] | None], notes: list[str]
+) -> dict[str, Groups]:
+    """Those of the splits that have some, each with the name of each sample's group. `notes` is
+    given a line if groups are in two splits. Raises UserError without the package that divides."""
+    splits = {split: names for split, names in splits.items() if names}
+    if splits:
+        require(flag, "scikit-learn")
     found = []
     for one, other in itertools.combinations(splits, 2):
         if both := sorted({*splits[one]} & {*splits[other]} - {""}):
             found.append(f"{len(both):,} in {one} and {other} ({_some(both)})")
-    what = f"{flag}: groups are in two splits, which flatters the figures: {'; '.join(found)}"
-    notes = [what] if found else []
+    if found:
+        told = "; ".join(found)
+        notes.append(f"{flag}: groups are in two splits, which flatters the figures: {told}")
     return {split: Groups(flag, np.array(names, object), notes) for split, names in splits.items()}
 
 
@@ -124,7 +128,7 @@ def groups_of_files(paths: Sequence[str], by: str, below_class: bool) -> list[st
     """The name of each file's group. Raises UserError if files have none.
 
     Args:
-        paths: relative to the folder of the data.
+        paths: relative to the folder of the split or of the list.
         by: FOLDER, that of the file; or a regular expression: its first capturing group, or all
             that it matches without one. An empty match makes the file a group of its own.
         below_class: the folder is that below the class, with which paths begin.
@@ -158,26 +162,16 @@ def likely_files(paths: Sequence[str], labels: Sequence[int]) -> list[str]:
     if 2 * count < len(paths) or len(several) < 2 * len({*labels[:LOOKED_AT]}):
         return []
     pattern = LIKELY.pattern + "|$" * (sum(map(len, groups.values())) < len(paths))
-    return [
-        f"files such as {several[0][0]} and {several[0][1]} ({count - 2:,} more) may belong "
-        f"together: --group_by '{pattern}' keeps them in one split; --group_by none says that they "
-        "do not"
-    ]
+    some = f"files such as {several[0][0]} and {several[0][1]} ({count - 2:,} more)"
+    return [advice(some, "--group_by", pattern)]
 
 
-def likely_column(names: Sequence[str], rows: Sequence[list], taken: Collection) -> list[str]:
-    """A line if a column that is not `taken` has a name of groups, and values that are repeated."""
-    for place, name in enumerate(names):
-        plain = re.sub(r"(?<=[a-z])(?=[A-Z])|[_-]", " ", name).strip().lower()
-        if place in taken or not LIKELY_COLUMN.fullmatch(plain):
-            continue
-        cells = [row[place] for row in rows[:LOOKED_AT] if row[place]]
-        if 5 <= len({*cells}) <= 0.8 * len(cells):
-            return [
-                f"rows with the same {name} may belong together: --group_column '{name}' keeps "
-                "them in one split; --group_column none says that they do not"
-            ]
-    return []
+def advice(which: str, flag: str, value: str) -> str:
+    """The line on samples that may be groups."""
+    return (
+        f"{which} may belong together: {flag} '{value}' keeps them in one split; {flag} none says "
+        "that they do not"
+    )
 
 
 def _some(names: Sequence[str] | np.ndarray) -> str:

@@ -28,6 +28,7 @@ from .batch import (
     random_generator,
     trial_draws,
 )
+from .class_sampler import ClassSampler
 from .steps import Piece, Steps
 
 
@@ -43,6 +44,7 @@ class Loader(Steps, ABC):
         seed: of the order, and of all else that is drawn.
         hold_out: samples that the first epochs leave out; None: there are none.
         repeats: copies in an epoch of each sample that it has (see `repeated`).
+        by_class: a training epoch has as many samples of each class (see ClassSampler).
         options: see Steps.
     """
 
@@ -57,11 +59,13 @@ class Loader(Steps, ABC):
         seed: int = 0,
         hold_out: HoldOut | None = None,
         repeats: int = 1,
+        by_class: bool = False,
         **options,
     ):
         super().__init__(len(labels), **options)
         self.device, self.seed, self.hold_out = device, seed, hold_out
         self.repeats = repeats
+        self.class_sampler = ClassSampler(labels) if by_class else None
         self._deferred = False
         self.labels = torch.from_numpy(np.array(labels, dtype=np.int64))
 
@@ -80,9 +84,13 @@ class Loader(Steps, ABC):
 
     def _permutation(self, epoch: int, generator: np.random.Generator) -> np.ndarray:
         """(samples,) int64: the samples of a training epoch, in random order."""
-        order = generator.permutation(len(self.labels))
-        if self.hold_out is not None:
-            order = self.hold_out.replace(order, epoch, generator)
+        if self.class_sampler is not None:
+            among = None if self.hold_out is None else self.hold_out.trained(epoch)
+            order = self.class_sampler.draw(generator, among)
+        else:
+            order = generator.permutation(len(self.labels))
+            if self.hold_out is not None:
+                order = self.hold_out.replace(order, epoch, generator)
         return repeated(order[: self.samples], self.repeats, self.step_size)
 
     def epoch(self, epoch: int = 0, start_step: int = 0) -> Generator[Batch]:
@@ -230,9 +238,13 @@ class HoldOut:
         """The held-out samples are trained on from this epoch on."""
         self._until = epoch
 
+    def trained(self, epoch: int) -> np.ndarray | None:
+        """(m,) int64: the samples that are not held out in this epoch; None: none is."""
+        return None if self._until is not None and epoch >= self._until else self._others
+
     def replace(self, order: np.ndarray, epoch: int, generator: np.random.Generator) -> np.ndarray:
         """The order of an epoch, (samples,) int64, with each held-out sample replaced."""
-        if self._until is not None and epoch >= self._until:
+        if self.trained(epoch) is None:
             return order
         held_out = self._is_held_out[order]
         substitutes = generator.choice(self._others, held_out.sum(), replace=False)

@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ..errors import UserError
-from .groups import Groups
 
 # For --test_fraction: the same samples are held out whatever --seed is, so that runs with other
 # seeds, or with the weights of another run, are measured on samples that none of them has seen.
 TEST_SEED = 0
 
 
+def divide(data: Any, val_fraction: float, subset: float | None, seed: int) -> tuple[Any, Any]:
+    """(training split, validation split) of an ImageData or TextData: with `val_fraction`, training
+    samples are held out for validation; `subset`, if it is not None, is taken of the others."""
+    train, val = data.train, data.val
+    if val_fraction:
+        train, val = split_off(train, val_fraction, seed, data.classes)
+    if subset is not None:
+        train = train.part(stratified_subset(train.labels, subset, seed))
+    return train, val
+
+
+def split_off(samples: Any, fraction: float, seed: int, classes: Sequence[str]) -> tuple[Any, Any]:
+    """A split in two, (kept, held out), as `stratified_split` does, or of whole groups if it has
+    some: see `Groups.hold_out`."""
+    groups = getattr(samples, "groups", None)  # published pictures have none
+    divide_labels = groups.hold_out if groups else stratified_split
+    kept, held_out = divide_labels(samples.labels, fraction, seed, classes)
+    return samples.part(kept), samples.part(held_out)
+
+
 def stratified_split(
-    labels: np.ndarray, fraction: float, seed: int, classes: Sequence[str] | None = None,
-    groups: Groups | None = None,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    labels: np.ndarray, fraction: float, seed: int, classes: Sequence[str] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Hold out `fraction` (between 0 and 1) of the samples of every class.
 
     Returns `(kept, held_out)`, sorted int64 indices into `labels` (samples,). The number held out
     is `fraction * samples`, rounded, and adjusted only if a class would have no sample on one side.
-    `classes` has the names of the labels, for messages. With `groups`: see `Groups.hold_out`.
+    `classes` has the names of the labels, for messages.
 
     Raises:
         UserError: a class has a single sample, or the fraction is out of range.
@@ -30,8 +49,6 @@ def stratified_split(
     labels = np.asarray(labels)
     if not 0 < fraction < 1:
         raise UserError(f"a fraction to hold out must lie between 0 and 1, not {fraction}")
-    if groups is not None:
-        return groups.hold_out(labels, fraction, seed, classes)
     values, counts = np.unique(labels, return_counts=True)
     if not len(values):
         raise UserError("there are no samples to hold a fraction out of")
@@ -61,6 +78,7 @@ def stratified_subset(labels: np.ndarray, amount: float | int, seed: int) -> np.
         raise UserError(
             f"--subset takes a fraction up to 1 or a whole number of samples, not {amount}"
         )
+    amount = int(amount) if amount > 1 else amount
     total = int(amount) if amount > 1 else _round(amount * len(labels))
     n_classes = len(np.unique(labels))
     if total > len(labels):

@@ -38,22 +38,8 @@ class Request(NamedTuple):
     plan: Any  # of `Reader.augment` for them; None: pictures are only read
 
 
-class Failure(NamedTuple):
-    """What a worker answers if it could not make a batch; None: it has."""
-
-    is_users: bool  # a UserError, not a bug
-    text: str
-
-    def exception(self) -> Exception:
-        if self.is_users:
-            return UserError(self.text)
-        return RuntimeError(f"in a worker process:\n{self.text}")
-
-
 class Reader(Protocol):
     """How a worker reads one set of pictures; a dataclass, sent to each worker once."""
-
-    number: int  # from `WorkerPool.numbered`
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,7 +57,6 @@ class Reader(Protocol):
 class MapReader:
     """Reads decoded pictures from a memory map."""
 
-    number: int
     file: str
     offset: int  # bytes
     shape: tuple[int, ...]  # (pictures, height, width, channels), uint8
@@ -103,7 +88,8 @@ def file_identity(found: os.stat_result) -> tuple[int, int]:
 
 
 def work(connection, name: str, slots: int, slot_bytes: int) -> None:
-    """The main loop of a worker. Ends when the training process closes the pipe or dies."""
+    """The main loop of a worker, which answers each request with None, or with the exception that
+    training is to raise. Ends when the training process closes the pipe or dies."""
     for signum in SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     ring = Ring.attach(name, slots, slot_bytes)
@@ -115,10 +101,11 @@ def work(connection, name: str, slots: int, slot_bytes: int) -> None:
         while True:
             message = messages.get()
             if not isinstance(message, Request):
-                readers[message.number] = message
+                number, reader = message
+                readers[number] = reader
                 continue
             number, slot, rows, plan = message
-            failure = None
+            failure: Exception | None = None
             try:
                 reader = readers[number]
                 if number not in opened:
@@ -126,9 +113,9 @@ def work(connection, name: str, slots: int, slot_bytes: int) -> None:
                 out = ring.pictures(slot, len(rows), reader.shape)
                 reader.read(opened[number], rows, plan, out)
             except UserError as error:
-                failure = Failure(True, str(error))
+                failure = UserError(str(error))
             except Exception:
-                failure = Failure(False, traceback.format_exc())
+                failure = RuntimeError(f"in a worker process:\n{traceback.format_exc()}")
             connection.send(failure)
     except OSError:
         _end()

@@ -12,12 +12,12 @@ death of one ends the run.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from multiprocessing import connection as connections
 from multiprocessing import get_context
 from multiprocessing.util import Finalize
@@ -46,36 +46,29 @@ HANGS = 3  # over the same batch, after which the run gives up
 LOOK = 1.0  # seconds between two looks at the workers while training waits
 
 
+@dataclass(eq=False)
 class Job:
-    """A batch in preparation.
+    """A batch in preparation."""
 
-    Attributes:
-        slot: for the batch; None until the job is sent to a worker.
-        done: the worker has answered.
-        stale: nobody needs the batch any more.
-        hangs: how many workers have hung over it.
-    """
-
-    def __init__(self, reader: Reader, rows: np.ndarray, plan):
-        self.reader, self.rows, self.plan = reader, rows, plan
-        self.slot: int | None = None
-        self.done = self.stale = False
-        self.failure: Exception | None = None
-        self.hangs = 0
+    reader: Reader
+    rows: np.ndarray
+    plan: Any
+    slot: int | None = None  # for the batch; None until the job is sent to a worker
+    done: bool = False  # the worker has answered
+    stale: bool = False  # nobody needs the batch any more
+    failure: Exception | None = None
+    hangs: int = 0  # how many workers have hung over it
 
 
+@dataclass(eq=False)
 class Worker:
-    """A process, our end of the pipe to it, and the jobs sent to it, the oldest first.
+    """A process, our end of the pipe to it, and the jobs sent to it, the oldest first."""
 
-    Attributes:
-        waited: seconds that training has waited since the worker last answered or had no job.
-    """
-
-    def __init__(self, process, connection):
-        self.process, self.connection = process, connection
-        self.jobs: deque[Job] = deque()
-        self.knows: set[int] = set()  # numbers of readers
-        self.waited = 0.0
+    process: Any
+    connection: Any
+    jobs: deque[Job] = field(default_factory=deque)
+    knows: set[int] = field(default_factory=set)  # numbers of readers
+    waited: float = 0.0  # seconds by training since it last answered or had no job
 
     @classmethod
     def start(cls, ring: Ring) -> Worker:
@@ -158,7 +151,7 @@ class WorkerPool:
         self._free: list[int] = []  # slots
         self._members: list[Worker] = []
         self._ahead: list[deque[Job]] = []  # of each iterator that is in use
-        self._readers = 0
+        self._readers: list[Reader] = []  # workers know them by their places here
         self._deaths = 0  # since the last finished batch
         self._end: Finalize | None = None
         self._closed = False
@@ -166,11 +159,6 @@ class WorkerPool:
     def resize(self, slot_bytes: int) -> None:
         """For batches of another size, before the first one is read."""
         self.slot_bytes = slot_bytes
-
-    def numbered(self, reader: Any) -> Any:
-        """The reader with a number of its own, for `batches`."""
-        self._readers += 1
-        return dataclasses.replace(reader, number=self._readers)
 
     def reader(self, images: Any, augment) -> Reader:
         """For `batches`. `images` is a map (see `is_map`); `augment` as in loader.py, or None."""
@@ -180,7 +168,7 @@ class WorkerPool:
             identity = file_identity(os.stat(file))
         except OSError:
             identity = (0, 0)  # gone already: the first worker reports it
-        return self.numbered(MapReader(0, file, images.offset, images.shape, identity, augment))
+        return MapReader(file, images.offset, images.shape, identity, augment)
 
     def batches(
         self, reader: Reader, pieces: Iterator[tuple], finish: Callable, turns: int = 1
@@ -197,6 +185,8 @@ class WorkerPool:
                 hanging.
         """
         ahead: deque[Job] = deque()
+        if reader not in self._readers:
+            self._readers.append(reader)
         try:
             while self._next_is_ready(ahead, reader, pieces, turns):
                 job = ahead[0]
@@ -274,11 +264,12 @@ class WorkerPool:
 
     def _send(self, worker: Worker, job: Job) -> None:
         worker.jobs.append(job)
+        number = self._readers.index(job.reader)
         try:
-            if job.reader.number not in worker.knows:
-                worker.connection.send(job.reader)
-                worker.knows.add(job.reader.number)
-            worker.connection.send(Request(job.reader.number, job.slot, job.rows, job.plan))
+            if number not in worker.knows:
+                worker.connection.send((number, job.reader))
+                worker.knows.add(number)
+            worker.connection.send(Request(number, job.slot, job.rows, job.plan))
         except OSError:
             pass  # the worker has died: `_collect` will send the job to another one
 
@@ -313,7 +304,7 @@ class WorkerPool:
             self._deaths = 0
             worker.waited = 0.0
             job = worker.jobs.popleft()
-            job.done, job.failure = True, failure and failure.exception()
+            job.done, job.failure = True, failure
             if job.stale:
                 self._free.append(job.slot)
 

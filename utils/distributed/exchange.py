@@ -91,9 +91,6 @@ class ProcessExchange(Exchange):
         for work in works:
             work.wait()
 
-    def broadcast_(self, tensor: Tensor, source: int) -> None:
-        dist.broadcast(tensor, group=self.group, group_src=source)
-
     def gather(self, tensor: Tensor) -> list[Tensor]:
         tensors = [torch.empty_like(tensor) for _ in range(self.size)]
         dist.all_gather(tensors, tensor.contiguous(), group=self.group)

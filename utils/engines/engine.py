@@ -30,7 +30,8 @@ class RunFacts:
     Args:
         device: where the model is.
         compiled: the user wants the model compiled.
-        texts: batches are of texts, and so of many sizes.
+        shapes_vary: the inputs of one batch are of another shape than those of the next, as with
+            texts.
         scales_loss: training is in fp16, with a loss scaler.
         processes: how many train together.
         accumulation: micro-batches of each rank in an optimizer step.
@@ -44,7 +45,7 @@ class RunFacts:
 
     device: torch.device
     compiled: bool
-    texts: bool
+    shapes_vary: bool
     scales_loss: bool
     processes: int
     accumulation: int
@@ -108,7 +109,7 @@ class CudaGraphs(Engine):
             return "there is no GPU"
         if facts.compiled:
             return "--compile makes kernels of its own"
-        if facts.texts:
+        if facts.shapes_vary:
             return "every batch of texts has other lengths"
         if facts.scales_loss:
             return "the loss scaler of fp16 decides on the host; take --precision bf16"

@@ -49,16 +49,11 @@ def export_onnx(
         the outcome of these checks, in one line.
 
     Raises:
-        UserError: a package is missing, the model has no ONNX form or is too large, the file
-            cannot be written, or a check fails.
+        UserError: the model has no ONNX form or is too large, the file cannot be written, or a
+            check fails.
     """
-    try:
-        import onnx
-        import onnxscript  # noqa: F401  (torch.onnx needs it)
-    except ImportError:
-        raise UserError(
-            "exporting to ONNX needs two more packages: pip install onnx onnxscript"
-        ) from None
+    import onnx
+
     model = traceable(model, "export a smaller model, or to safetensors")
     samples = samples_for(card)
     proto = trace(

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
@@ -21,9 +21,10 @@ from ..runs.report import flip_text, report_classes
 from ..runs.resume import which_weights
 from ..runs.run import Run
 from ..tasks.kinds import Kind
-from ..tasks.texts import text_request
+from ..tasks.text_data import text_request
 from ..training.keep_fp32 import keep_in_float32
-from ..weights.card import ModelCard
+from ..training.objective import Precision
+from ..weights.card import ModelCard, TextCard
 from .export_onnx import export_onnx
 from .export_safetensors import export_safetensors
 from .export_samples import samples_for
@@ -42,14 +43,12 @@ def use_model(run: Run, kind: Kind, checkpoint) -> None:
     settings, say, folder = run.settings, run.console.say, run.resumed_folder()
     output = Path(settings.predictions or folder / "predictions.csv")
     if settings.predict:
-        check_output(settings.predict, output, settings.task == "pictures")
+        check_output(settings.predict, output, kind.predicts_folders)
     card = kind.card(checkpoint)
     model = kind.build_model(card).to(run.device)
     model.load_state_dict(checkpoint.weights)
     weights = which_weights(checkpoint, folder)
     say(f"{run.model_name} of {folder}, {weights}")
-    if isinstance(card, ModelCard):
-        card = replace(card, form=asdict(settings.form))
     if settings.export:
         path = folder / "export" / ("model.onnx" if settings.export == "onnx" else
                                     "model.safetensors")  # fmt: skip
@@ -60,7 +59,8 @@ def use_model(run: Run, kind: Kind, checkpoint) -> None:
             replace_file(path.with_name(name), content)
             say(f"{path.with_name(name)}: {what}")
         return
-    keep_in_float32(model, kept_modules(run, model), run.device)
+    kept = kept_modules(model, settings.keep_fp32, run.precision, say)
+    keep_in_float32(model, kept, run.device)
     if settings.infers_by_ort:
         model = OnnxModel(model, samples_for(card), say)
     run.signals.defer()
@@ -71,21 +71,13 @@ def use_model(run: Run, kind: Kind, checkpoint) -> None:
                 run.signals.received, "stopped before the last prediction: no CSV file was written"
             )
 
-    if isinstance(card, ModelCard):
-        count = predict_pictures(run, model, card, output=output, before_batch=stop_if_asked)
-    else:
-        encoding = None if settings.encoding == BY_ROW else settings.encoding
-        request = replace(text_request(settings), clean=card.clean, encoding=encoding)
-        count = predict_texts(
-            model, card, Path(settings.predict), request, output_csv=output,
-            batch_size=settings.batch_size, precision=run.precision, before_batch=stop_if_asked,
-            say=say,
-        )  # fmt: skip
+    predict = _predict_pictures if isinstance(card, ModelCard) else _predict_texts
+    count = predict(settings, model, card, output, run.precision, say, stop_if_asked)
     flipped = ", averaged with mirror images (--flip_test)" if settings.flip_test else ""
     say(f"{count:,} predictions: {output}{flipped}")
 
 
-def check_output(source: str, output: Path, of_pictures: bool = True) -> None:
+def check_output(source: str, output: Path, takes_folders: bool = True) -> None:
     """Raises UserError if the predictions for `source`, a file or a folder of pictures, would
     replace what is to be predicted, or would be plain text under the name of a compressed file."""
     if output.suffix.lower() == ".gz":
@@ -94,7 +86,7 @@ def check_output(source: str, output: Path, of_pictures: bool = True) -> None:
         return
     if not os.path.isdir(source):
         is_input = os.path.samefile(source, output)
-    elif not of_pictures or is_predictions(output):  # a folder of texts is refused later
+    elif not takes_folders or is_predictions(output):  # a folder of texts is refused later
         is_input = False
     else:
         is_input = Path(source).resolve() in output.resolve().parents
@@ -110,11 +102,16 @@ def is_same(path: str, output: Path) -> bool:
     return os.path.exists(path) and os.path.samefile(path, output)
 
 
-def predict_pictures(
-    run: Run, model: nn.Module, card: ModelCard, *, output: Path, before_batch: Callable[[], None]
+def _predict_pictures(
+    settings,
+    model: nn.Module,
+    card: ModelCard,
+    output: Path,
+    precision: Precision,
+    say: Callable[[str], None],
+    before_batch: Callable[[], None],
 ) -> int:
     """Writes the predictions for the pictures that --predict names; returns how many there are."""
-    settings, say = run.settings, run.console.say
     if settings.predict.lower().endswith(ENDINGS):
         names, paths = listed_pictures(
             Path(settings.predict), settings.on_bad, settings.image_column, settings.image_dir,
@@ -126,9 +123,27 @@ def predict_pictures(
         paths = [path for path in paths if not is_same(path, output)]
     files = PictureFiles(paths, card, settings.workers, settings.on_bad, settings.form, names)
     return predict_images(
-        model, files, output_csv=output, batch_size=settings.batch_size, precision=run.precision,
+        model, files, output_csv=output, batch_size=settings.batch_size, precision=precision,
         flip=settings.flip_test, channels_last=settings.channels_last, say=say,
         before_batch=before_batch,
+    )  # fmt: skip
+
+
+def _predict_texts(
+    settings,
+    model: nn.Module,
+    card: TextCard,
+    output: Path,
+    precision: Precision,
+    say: Callable[[str], None],
+    before_batch: Callable[[], None],
+) -> int:
+    """Likewise for the texts."""
+    encoding = None if settings.encoding == BY_ROW else settings.encoding
+    request = replace(text_request(settings), clean=card.clean, encoding=encoding)
+    return predict_texts(
+        model, card, Path(settings.predict), request, output_csv=output,
+        batch_size=settings.batch_size, precision=precision, before_batch=before_batch, say=say,
     )  # fmt: skip
 
 
@@ -148,26 +163,27 @@ def evaluate_only(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> None:
     if other and (absent := set(range(len(classes))).difference(task.test.labels.tolist())):
         count = f"{len(absent):,} of the {len(classes):,} classes, such as {classes[min(absent)]!r}"
         run.console.say(f"note: {other} has no samples of {count}")
-    result = measure_split(run, ready, task.test, len(classes) if report else None, flip)
+    result = measure_split(run, ready, task.test, report, flip)
     if report:
         folder = folder or default_path(run.model_name, run.data_name)
-        report_classes(run, result, classes, _report_folder(run, folder, checkpoint))
+        folder = _report_folder(run.settings, folder, checkpoint)
+        report_classes(result, classes, folder, run.console.say, writes=run.leads)
     split = "validation " if task.test is task.val else "" if other else "test "
     run.console.say(
-        f"{what}: {split}loss {result.loss:.4f}, {split}accuracy {result.accuracy:.2f} % on "
+        f"{what}: {split}loss {result.loss:.4f}, {split}{result.in_words(result.intervals())} on "
         f"{counted(result.samples, 'sample')}" + (f" of {other}" if other else "")
     )
     if flip:
         run.console.say(flip_text(result))
 
 
-def _report_folder(run: Run, folder: Path, checkpoint: Checkpoint | None) -> Path:
+def _report_folder(settings, folder: Path, checkpoint: Checkpoint | None) -> Path:
     """report/ describes the run's model on the test set: of another checkpoint or other data, a
     subfolder."""
     store, folder = Checkpoints(folder / "checkpoints"), folder / REPORT
     if checkpoint is not None:
-        best = None if run.settings.use == "last" else store.best_of_run()
+        best = None if settings.use == "last" else store.best_of_run()
         if checkpoint.step != (best or max(store.steps(), default=checkpoint.step)):
             folder /= f"step-{checkpoint.step:08}"
-    other = run.settings.eval_data
+    other = settings.eval_data
     return folder / f"eval-{Path(other).resolve().name}" if other else folder

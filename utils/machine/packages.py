@@ -1,4 +1,8 @@
-"""Which packages are installed, and what the missing ones are for."""
+"""Which packages are installed, and what the missing ones are for.
+
+Where an optional one is missing, what a flag asks for is refused at the start (`require`), and what
+nobody asked for is left out with a note (`left_out`).
+"""
 
 import importlib.util
 from typing import NamedTuple
@@ -20,7 +24,7 @@ class Package(NamedTuple):
     purpose: str
 
 
-# Those of requirements.txt without which nothing trains.
+# Those without which nothing trains: `dependencies` in pyproject.toml. Its extras have the others.
 NEEDED = (
     Package("torch", "torch", "everything"),
     Package("torchvision", "torchvision", "pictures"),
@@ -29,25 +33,22 @@ NEEDED = (
     Package("pyyaml", "yaml", "recipes"),
     Package("safetensors", "safetensors", "checkpoints"),
     Package("tqdm", "tqdm", "the progress bar"),
-    Package("matplotlib", "matplotlib", "curves"),
-    Package("tensorboard", "tensorboard", "TensorBoard"),
     Package("tokenizers", "tokenizers", "texts"),
     Package("timm", "timm", "the networks of vit_test.py"),
-    Package("huggingface_hub", "huggingface_hub", "weights from the Hugging Face hub"),
 )
-# Those of --engine ort without training.
-OF_ONNX = (
+OPTIONAL = (
+    Package("matplotlib", "matplotlib", "plots"),
+    Package("tensorboard", "tensorboard", "TensorBoard"),
+    Package("optuna", "optuna", "tuning"),
+    Package("huggingface_hub", "huggingface_hub", "weights from the Hugging Face hub"),
+    Package("wandb", "wandb", "--wandb"),
     Package("onnx", "onnx", "--export onnx and --engine ort"),
     Package("onnxscript", "onnxscript", "--export onnx and --engine ort"),
     Package("onnxruntime", "onnxruntime", "--engine ort and the check of --export onnx"),
-)
-OPTIONAL = (
-    Package("optuna", "optuna", "tuning"),
-    Package("scikit-learn", "sklearn", "--group_by and --group_column"),
-    Package("wandb", "wandb", "--wandb"),
-    *OF_ONNX,
     Package("pyarrow", "pyarrow", "--dataset parquet"),
     Package("google-crc32c", "google_crc32c", "--dataset tfrecord"),
+    Package("scikit-learn", "sklearn", "AUROC, average precision, --group_by and --group_column"),
+    Package("pi-heif", "pi_heif", "HEIC pictures"),
     Package("simplejpeg", "simplejpeg", "decoding JPEGs faster"),
 )
 # On a GPU these matter, too.
@@ -55,6 +56,28 @@ OF_GPUS = (
     Package("nvidia-ml-py", "pynvml", "use, power and memory of the GPU in the log"),
     Package("triton", "triton", "the kernels of --fused; PyTorch for CUDA brings it"),
 )
+
+
+def is_installed(name: str) -> bool:
+    """Whether the package of OPTIONAL with this name can be found; it is not imported."""
+    (package,) = (package for package in OPTIONAL if package.name == name)
+    return importlib.util.find_spec(package.module) is not None
+
+
+def require(flag: str, *names: str) -> None:
+    """Raises UserError if one of these packages of OPTIONAL is missing, which `flag` needs."""
+    missing = [name for name in names if not is_installed(name)]
+    if missing:
+        count = "one more package" if len(missing) == 1 else f"{len(missing)} more packages"
+        raise UserError(f"{flag} needs {count}: pip install {' '.join(missing)}")
+
+
+def left_out(name: str, what: str) -> str:
+    """The note that `what`, which no flag asks for, is left out because this package of OPTIONAL is
+    missing; "" if it is installed."""
+    if is_installed(name):
+        return ""
+    return f"note: {what} are left out, as {name} is not installed: pip install {name}"
 
 
 def installed(packages: tuple[Package, ...]) -> dict[str, str | None]:
@@ -75,11 +98,13 @@ def mendable(error: Exception) -> UserError | None:
 
 
 def not_installed(error: Exception) -> UserError | None:
-    """The error for the user if a package of requirements.txt could not be imported."""
+    """The error for the user if a package of these tables could not be imported."""
     module = error.name if isinstance(error, ModuleNotFoundError) else None
-    names = {package.module: package.name for package in (*NEEDED, *OPTIONAL[:2])}
-    name, command = names.get((module or "").partition(".")[0]), "pip install -r requirements.txt"
-    return UserError(f"{name} is not installed: python -m {command}") if name else None
+    for package in (*NEEDED, *OPTIONAL):
+        if package.module == (module or "").partition(".")[0]:
+            wanted = "-r requirements.txt" if package in NEEDED else package.name
+            return UserError(f"{package.name} is not installed: python -m pip install {wanted}")
+    return None
 
 
 def version_of(package: str) -> str | None:

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..errors import UserError
 from ..machine.backends import float32_products
 from .branches import Branches
 
@@ -86,9 +87,16 @@ def exact_product(
 @contextlib.contextmanager
 def _second_derivatives() -> Iterator[None]:
     """A context for differentiating twice: gradients are on, and attention is plain, since fused
-    attention has no second derivative."""
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        yield
+    attention has no second derivative. Raises UserError where a function of the model has none."""
+    try:
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+            yield
+    except RuntimeError as error:
+        if not str(error).startswith("derivative for "):
+            raise
+        raise UserError(
+            f"--meta_exact: this model has no second derivative ({error}); leave the flag out"
+        ) from None
 
 
 def _leaves_and_gradient(mixed, weights: Weights, lam: Tensor) -> tuple[Weights, Tensor, Weights]:

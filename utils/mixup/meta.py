@@ -13,14 +13,13 @@ the same as a single process with the same global batch.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..errors import UserError
 from ..exchange import Exchange
 from ..model_tensors import ModelTensors
 from .hypergradient import (
@@ -49,19 +48,6 @@ class Pairs(NamedTuple):
     plan: MixPlan | None = None  # where the model mixes
 
 
-@contextlib.contextmanager
-def second_derivatives() -> Iterator[None]:
-    """Raises UserError where a function of the model has no second derivative."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not str(error).startswith("derivative for "):
-            raise
-        raise UserError(
-            f"--meta_exact: this model has no second derivative ({error}); leave the flag out"
-        ) from None
-
-
 class VirtualStep:
     """Hypergradients of a model: d clean loss / d lambda through one virtual step.
 
@@ -75,6 +61,8 @@ class VirtualStep:
         exchange: with the other ranks.
         tensors: used in place of the model's own; None: the model's own.
         checkpointed: the model's gradient checkpointing is on.
+        weigh: (targets, partners' targets, lambda) -> (n,): the weights that `losses` contain,
+            linear in lambda. A mean then divides by their sum. None: by the number of samples.
     """
 
     def __init__(
@@ -86,13 +74,13 @@ class VirtualStep:
         exchange: Exchange | None = None,
         tensors: ModelTensors | None = None,
         checkpointed: bool = False,
+        weigh: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
     ):
         self.model, self.losses, self.autocast, self.exact = model, losses, autocast, exact
         self.exchange = exchange or Exchange()
         self.tensors = tensors or ModelTensors(model)
-        self.checkpointed = checkpointed
+        self.checkpointed, self.weigh = checkpointed, weigh
 
-    @second_derivatives()
     def batch_hypergradient(
         self, pairs: Pairs, lam: Tensor, clean: CleanBatch, lr: float
     ) -> Tensor:
@@ -103,15 +91,15 @@ class VirtualStep:
         call = self._call(weights, names)
 
         def clean_loss(at: Weights) -> Tensor:
-            return self._clean_losses(call, at, clean).mean()
+            return self._mean(self._clean_losses(call, at, clean), *unmixed(clean[1]))
 
         def mixed(at: Weights, lam: Tensor) -> Tensor:
-            return self._mixed_losses(call, at, pairs, lam).mean()
+            losses = self._mixed_losses(call, at, pairs, lam)
+            return self._mean(losses, pairs.targets, pairs.partners, lam)
 
         hypergradient = exact_hypergradient if self.exact else fast_hypergradient
         return hypergradient(mixed, clean_loss, [weights[name] for name in names], lam, lr)
 
-    @second_derivatives()
     def step_hypergradients(
         self, pieces: list[Pairs], lams: list[Tensor], total: int, clean: CleanBatch, lr: float
     ) -> list[Tensor]:
@@ -132,6 +120,13 @@ class VirtualStep:
         stepped = torch._foreach_sub(current, list(gradients.values()), alpha=lr)
         v = self._clean_gradient(call, stepped, clean)
         product = exact_product if self.exact else fast_product
+        divisor: Tensor | int = total
+        if self.weigh is not None:
+            given = zip(pieces, lams, strict=True)
+            own = [self.weigh(pairs.targets, pairs.partners, lam).sum() for pairs, lam in given]
+            divisor = self.exchange.sum(torch.stack(own).sum())
+            # Where lambda makes the divisor larger, it makes the whole gradient smaller.
+            along = sum((a * b).sum() for a, b in zip(v, gradients.values(), strict=True))
 
         def piece_gradient(pairs: Pairs, lam: Tensor) -> Tensor:
             # Only texts: models of images run even on 0 samples, since BatchNorm over all ranks is
@@ -140,9 +135,14 @@ class VirtualStep:
                 return torch.zeros_like(lam)
 
             def mixed(at: Weights, lam: Tensor) -> Tensor:
-                return self._mixed_losses(call, at, pairs, lam).sum() / total
+                return self._mixed_losses(call, at, pairs, lam).sum() / divisor
 
-            return -lr * product(mixed, current, v, lam)
+            slope = product(mixed, current, v, lam)
+            if self.weigh is not None:
+                targets, partners, ones = pairs.targets, pairs.partners, torch.ones_like(lam)
+                rise = self.weigh(targets, partners, ones) - self.weigh(partners, targets, ones)
+                slope = slope - along * rise / divisor
+            return -lr * slope
 
         return [piece_gradient(*each) for each in zip(pieces, lams, strict=True)]
 
@@ -155,13 +155,19 @@ class VirtualStep:
         else:
             local = [torch.zeros_like(weight) for weight in at]
         count = at[0].new_full((), len(targets))
+        if self.weigh is not None:
+            count = self.weigh(*unmixed(targets)).sum().to(count.dtype)
         *gradient, count = sum_over_ranks(self.exchange, [*local, count])
         return [part / count for part in gradient]
 
     def _clean_losses(self, call: Callable, at: Weights, clean: CleanBatch) -> Tensor:
         inputs, targets = clean
-        ones = torch.ones(len(targets), device=targets.device)
-        return self.losses(call(at, self.autocast, inputs), targets, targets, ones)
+        return self.losses(call(at, self.autocast, inputs), *unmixed(targets))
+
+    def _mean(self, losses: Tensor, targets: Tensor, partners: Tensor, lam: Tensor) -> Tensor:
+        if self.weigh is None:
+            return losses.mean()
+        return losses.sum() / self.weigh(targets, partners, lam).sum()
 
     def _mixed_losses(self, call: Callable, at: Weights, pairs: Pairs, lam: Tensor) -> Tensor:
         if pairs.plan is None:
@@ -284,6 +290,11 @@ class SampleMixup:
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
         pass
+
+
+def unmixed(targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(targets, partners' targets, lambda) of samples that are not mixed, (n,) each."""
+    return targets, targets, torch.ones(len(targets), device=targets.device)
 
 
 def descend(lam: Tensor, hypergradient: Tensor, step: float) -> Tensor:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import functools
-import importlib.util
 import inspect
 import sys
-import traceback
 from collections.abc import Mapping
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from .. import user_files
 from ..errors import UserError, one_line
 from ..plural import counted
 
@@ -133,46 +129,18 @@ def own_class(place: str, classes: int, arguments: Mapping[str, object]) -> nn.M
         return found(classes, **arguments)
     except Exception as error:
         raise UserError(
-            f"--model {place}: {found.__name__}(classes) failed{_where(error, place)}; its "
-            "constructor takes the number of classes, and --model_kwargs"
+            f"--model {place}: {found.__name__}(classes) failed{user_files.where(error, place)}; "
+            "its constructor takes the number of classes, and --model_kwargs"
         ) from None
 
 
 def _find_class(place: str) -> type[nn.Module]:
-    file, _, name = place.rpartition(":")
-    path = Path(file)
-    if not path.is_file():
-        raise UserError(f"--model {place}: there is no file {file}")
-    if not name.isidentifier():
-        raise UserError(f"--model {place}: name the class after a colon, as in {file}:Net")
-    written = path.stat()
-    try:
-        module = _import_file(path.absolute(), written.st_mtime_ns, written.st_size)
-    except Exception as error:
-        raise UserError(
-            f"--model {place}: {file} cannot be imported{_where(error, place)}"
-        ) from None
-    found = getattr(module, name, None)
+    found = user_files.find("--model", place, "class", "Net")
     if not (inspect.isclass(found) and issubclass(found, nn.Module)):
-        home = module.__name__
-        own = [k for k, v in vars(module).items() if getattr(v, "__module__", "") == home]
-        there = f"; it has {', '.join(own)}" if own else ""
+        file, _, name = place.rpartition(":")
+        there = user_files.own_names(place)
         raise UserError(f"--model {place}: {file} has no nn.Module named {name}{there}")
     return found
-
-
-@functools.cache  # what a file registers elsewhere may be registered only once
-def _import_file(path: Path, modified: int, size: int) -> ModuleType:
-    """Imports the file unless it was imported as it is (`modified` in ns, `size` in bytes)."""
-    spec = importlib.util.spec_from_file_location(f"model_of_{path.stem}", path)
-    assert spec is not None and spec.loader is not None  # the name ends in .py
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-    spec.loader.exec_module(module)
-    return module
 
 
 def check_pictures(
@@ -186,7 +154,7 @@ def check_pictures(
         with torch.no_grad():
             answer = model(torch.zeros(1, channels, height, width))
     except Exception as error:
-        why = _where(error, name) if ":" in name else f": {one_line(error, 300)}"
+        why = user_files.where(error, name) if ":" in name else f": {one_line(error, 300)}"
         raise UserError(
             f"--model {name} does not take pictures of {width}x{height} pixels in "
             f"{counted(channels, 'channel')}{why}"
@@ -295,12 +263,3 @@ def _near(name: str) -> str:
 def _given(arguments: Mapping[str, object] | None) -> str:
     pairs = ",".join(f"{name}={value}" for name, value in (arguments or {}).items())
     return f" with --model_kwargs {pairs}" if pairs else ""
-
-
-def _where(error: BaseException, place: str) -> str:
-    """ " in line 3: ValueError: text"; the line is one of the user's file, left out if unknown."""
-    file, kind = str(Path(place.rpartition(":")[0]).absolute()), type(error).__name__
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == file]
-    where, text = f" in line {lines[-1]}" if lines else "", one_line(error, 300)
-    return f"{where}: {text}" if text.startswith(kind) else f"{where}: {kind}: {text}"

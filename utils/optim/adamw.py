@@ -32,6 +32,10 @@ class AdamFlags:
         default_text="1e-8; 1e-6 with lamb and fusedlamb",
     )
 
+    def values(self, eps: float = 1e-8) -> dict:
+        """As the classes of optimizers take them; `eps`: its default."""
+        return {"betas": betas_of(self.betas), "eps": eps if self.eps is None else self.eps}
+
 
 def betas_of(text: str) -> tuple[float, float]:
     """The two numbers of `--betas`. Raises UserError."""
@@ -45,18 +49,13 @@ def betas_of(text: str) -> tuple[float, float]:
 
 
 def make(
-    groups: list[dict],
-    *,
-    lr: float,
-    betas: str = "0.9,0.999",
-    eps: float | None = None,
-    kind: Callable[..., "Optimizer"] | None = None,
+    groups: list[dict], *, lr: float, kind: Callable[..., "Optimizer"] | None = None, **flags
 ) -> "Optimizer":
-    """`kind`: the class; None: PyTorch's."""
+    """`kind`: the class; None: PyTorch's. `flags`: of AdamFlags."""
     import torch
 
     kind = kind or functools.partial(torch.optim.AdamW, fused=True)
-    return kind(groups, lr=lr, betas=betas_of(betas), eps=1e-8 if eps is None else eps)
+    return kind(groups, lr=lr, **AdamFlags(**flags).values())
 
 
 ADAMW = OptimizerEntry(

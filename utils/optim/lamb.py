@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .adamw import ADAMW, AdamFlags, betas_of
+from .adamw import ADAMW, AdamFlags
 from .entry import NORMS, OptimizerEntry, optimizer_flag
 
 if TYPE_CHECKING:
@@ -40,24 +40,18 @@ def make(
     groups: list[dict],
     *,
     lr: float,
-    betas: str = "0.9,0.999",
-    eps: float | None = None,
-    lamb_bias_correction: bool = True,
     exchange: "Exchange | None" = None,
     kind: Callable[..., "Optimizer"] | None = None,
+    **flags,
 ) -> "Optimizer":
-    """`kind`: the class; None: this program's own, the one to which `exchange` matters."""
+    """`kind`: the class; None: this program's own, the one to which `exchange` matters. `flags`: of
+    LambFlags."""
     if kind is None:
         from .norm_steps import Lamb
 
         kind = functools.partial(Lamb, exchange=exchange)
-    return kind(
-        groups,
-        lr=lr,
-        betas=betas_of(betas),
-        eps=1e-6 if eps is None else eps,
-        bias_correction=lamb_bias_correction,
-    )
+    given = LambFlags(**flags)
+    return kind(groups, lr=lr, bias_correction=given.lamb_bias_correction, **given.values(1e-6))
 
 
 LAMB = OptimizerEntry(

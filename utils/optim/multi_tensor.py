@@ -90,12 +90,7 @@ class Parameters:
 
 def is_dense(parameter: Tensor) -> bool:
     """Whether the elements fill a block of memory without gaps, in any order of the axes."""
-    size = 1
-    for stride, length in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
-        if length != 1 and stride != size:
-            return parameter.numel() == 0
-        size *= length
-    return True
+    return torch.ops.aten.is_non_overlapping_and_dense(parameter)
 
 
 def is_expanded(parameter: Tensor) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .adamw import AdamFlags, betas_of
+from .adamw import AdamFlags
 from .entry import NORMS, OptimizerEntry, Range
 
 if TYPE_CHECKING:
@@ -25,18 +25,11 @@ if TYPE_CHECKING:
     from ..exchange import Exchange
 
 
-def make(
-    groups: list[dict],
-    *,
-    lr: float,
-    betas: str = "0.9,0.999",
-    eps: float | None = None,
-    exchange: Exchange | None = None,
-) -> Optimizer:
+def make(groups: list[dict], *, lr: float, exchange: Exchange | None = None, **flags) -> Optimizer:
+    """`flags`: of AdamFlags."""
     from .norm_steps import NovoGrad
 
-    eps = 1e-8 if eps is None else eps
-    return NovoGrad(groups, lr=lr, betas=betas_of(betas), eps=eps, exchange=exchange)
+    return NovoGrad(groups, lr=lr, exchange=exchange, **AdamFlags(**flags).values())
 
 
 class NovoGradEntry(OptimizerEntry):

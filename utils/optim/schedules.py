@@ -101,7 +101,8 @@ class Schedule:
             group["lr"] = group["base_lr"] * factor
 
     def observe(self, loss: float) -> bool:
-        """Takes the validation loss after each evaluation; returns whether the rate is lowered."""
+        """Takes the validation loss, or another figure that shall fall, after each evaluation;
+        returns whether the rate is lowered."""
         return False
 
     def state_dict(self) -> dict:
@@ -126,7 +127,8 @@ class Plateau(Schedule):
         return self.reduced
 
     def observe(self, loss: float) -> bool:
-        if loss < self.best * (1 - PLATEAU_THRESHOLD):
+        margin = PLATEAU_THRESHOLD if self.best > 0 else -PLATEAU_THRESHOLD
+        if loss < self.best * (1 - margin):
             self.best, self.since_best = loss, 0
             return False
         self.since_best += 1

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..files import replace_file
+from ..machine.packages import is_installed
 from ..plural import counted
 from .csv_fields import safe_text
 from .plots import save_figure
@@ -23,7 +24,7 @@ CLASSES_WITH_NAMES = 60
 
 
 def write_class_report(matrix: np.ndarray, classes: list[str], folder: Path) -> None:
-    """Writes per_class.csv, confusion.csv and confusion.png, each atomically.
+    """Writes per_class.csv, confusion.csv and, with matplotlib, confusion.png, each atomically.
 
     Args:
         matrix: (classes, classes) int64, numbers of samples; a row for each true class, a column
@@ -39,7 +40,8 @@ def write_class_report(matrix: np.ndarray, classes: list[str], folder: Path) -> 
     header = ["true class \\ predicted", *map(safe_text, classes)]
     rows = ([safe_text(name), *row] for name, row in zip(classes, matrix.tolist(), strict=True))
     replace_file(folder / "confusion.csv", _table([header, *rows]))
-    save_figure(draw_confusions(matrix, classes), folder / "confusion.png")
+    if is_installed("matplotlib"):
+        save_figure(draw_confusions(matrix, classes), folder / "confusion.png")
 
 
 def class_scores(matrix: np.ndarray) -> dict[str, np.ndarray]:

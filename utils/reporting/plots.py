@@ -3,9 +3,13 @@
 import io
 import itertools
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from ..files import replace_file
+from ..machine.packages import is_installed
+from ..measures.table import Measure
 from ..plural import counted
 from .console import epoch_text
 
@@ -17,20 +21,33 @@ LEGEND = {"frameon": True, "framealpha": 0.7, "edgecolor": "none", "fontsize": 8
 MARKED_POINTS = 60
 
 
-def draw_curves(records: list[dict], path: Path, title: str) -> None:
-    """Draws the records of metrics.jsonl; replaces `path` atomically.
+def draw_curves(
+    records: list[dict],
+    path: Path,
+    title: str,
+    measures: Sequence[Measure] = (),
+    best: float | None = None,
+) -> None:
+    """Draws the records of metrics.jsonl; replaces `path` atomically. Without matplotlib
+    nothing is drawn.
+
+    Args:
+        measures: those that have a panel of their own, in addition to loss and accuracy.
+        best: the epoch of the best weights; None: that of the best validation accuracy.
 
     Faint lines are training figures of each log line, strong ones those of whole epochs. A star
-    marks the epoch of the best validation accuracy, a dotted line each record with an "event".
+    marks the best epoch, a dotted line each record with an "event".
     There is one more panel if records have "time_share", one if they have "lambda", one if they
     have "strength", and one if they have "round_steps".
 
     Raises:
         OSError: the file cannot be written.
     """
+    if not is_installed("matplotlib"):
+        return
     from matplotlib.figure import Figure
 
-    further = [
+    further: list[tuple[Callable, list[dict]]] = [
         (draw, having)
         for draw, key in (
             (_draw_times, "time_share"),
@@ -40,9 +57,11 @@ def draw_curves(records: list[dict], path: Path, title: str) -> None:
         )
         if (having := [r for r in records if r.get(key) not in (None, {})])
     ]
+    if having := [r for r in records if any(measure.name in r for measure in measures)]:
+        further.insert(0, (partial(_draw_measures, measures=measures), having))
     figure = Figure(figsize=(4.2 * (3 + len(further)), 3.8), layout="constrained")
     axes = figure.subplots(1, 3 + len(further))
-    best = _best_epoch(records)
+    best = _best_epoch(records) if best is None else best
     _draw_figure(axes[0], records, "loss", best)
     _draw_figure(axes[1], records, "accuracy", best)
     _draw_learning_rate(axes[2], records)
@@ -137,6 +156,23 @@ def _limit_loss(axis, windows, ends) -> None:
     axis.set_ylim(bottom=lowest - 0.05 * (limit - lowest))
     over = sum(value > limit for value in everything)
     _say(axis, f"{counted(over, 'higher value')}, up to {max(everything):.3g}", y=0.97, size=7)
+
+
+def _draw_measures(axis, records: list[dict], measures: Sequence[Measure]) -> None:
+    """As fractions of 1; those of the validation split, or of the test set without one."""
+    split = "val" if _of(records, "val", steps=False) else "test"
+    for measure in measures:
+        x, y = _curve(_of(records, split, steps=False), measure.name)
+        if y:
+            scale = 100 if measure.percent else 1
+            style = {"marker": "o" if len(y) <= MARKED_POINTS else None, "ms": 3, "lw": 1.5}
+            fractions = [value / scale for value in y]
+            axis.plot(x, fractions, label=measure.text(y[-1]), **style)
+    axis.set_title(f"{split}: further measures")
+    if axis.lines:
+        axis.legend(**LEGEND)
+    else:
+        _say(axis, "no finite figures")
 
 
 def _draw_learning_rate(axis, records: list[dict]) -> None:

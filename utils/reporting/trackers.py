@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..errors import UserError, one_line
 from ..files import reason, replace_file
+from ..machine.packages import left_out
 
 # TensorBoard and wandb are imported inside functions: together they take half a second, and most
 # runs use neither.
@@ -100,24 +101,21 @@ class TensorBoard(_Tracker):
         folder: created if missing; it gets one event file for each start of the run.
         purge_step: on resume, the first step that is trained now: TensorBoard drops the records of
             this step and later ones from the earlier files.
-        warn: called with a line, once, if the events cannot be written.
-
-    Raises:
-        UserError: the package is missing.
+        warn: called with a line, once, if the events cannot be written, or the package is missing.
     """
 
     def __init__(self, folder: Path, purge_step: int | None = None, warn=print):
         super().__init__(warn)
         folder = Path(folder)
         self.name = str(folder)
-        try:
-            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-            from tensorboard.compat.proto.summary_pb2 import Summary
-            from tensorboard.summary.writer.record_writer import RecordWriter
-        except ImportError:
-            raise UserError(
-                "the package tensorboard is missing: pip install -r requirements.txt"
-            ) from None
+        if note := left_out("tensorboard", "files for TensorBoard"):
+            self._works = False
+            warn(note)
+            return
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
         self._event, self._summary = Event, Summary
         with self._guarded():
             folder.mkdir(parents=True, exist_ok=True)
@@ -202,12 +200,8 @@ class Wandb(_Tracker):
                  warn=print):  # fmt: skip
         super().__init__(warn)
         os.environ["WANDB_ERROR_REPORTING"] = "false"  # no crash reports to wandb's developers
-        try:
-            import wandb
-        except ImportError:
-            raise UserError(
-                f"--wandb {mode}: the package is missing: pip install wandb, or --wandb disabled"
-            ) from None
+        import wandb
+
         try:
             identity = run_id(folder)
             options = wandb_options(wandb.Settings, PRIVATE | LIMITS | {"silent": True})

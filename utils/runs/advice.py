@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from ..optim.table import OPTIMIZERS
-from ..settings.images import OWN_PICTURES
 from ..training.objective import Precision
 
 
@@ -24,11 +23,11 @@ def phase_advice(settings, precision: Precision, loader) -> dict[str, str]:
         advice["optimizer"] += (
             f"; --meta_every {2 * settings.meta_every} updates the policy of mixing less often"
         )
-    if settings.task != "texts" and settings.dataset in OWN_PICTURES:
+    if settings.reads_in_workers:
         advice["data"] = f"read with more processes: --workers {2 * loader.workers or 4}"
-    is_slow_text = settings.task == "texts" and device.type == "cpu"  # docs/text.md
-    fixed = is_slow_text or settings.engine == "ort"  # which computes in float32 only
-    if precision.name == "fp32" and _computes_bf16(device) and not fixed:
+    slower = device.type == "cpu" and not settings.bf16_helps_cpus
+    fixed = settings.engine == "ort"  # which computes in float32 only
+    if precision.name == "fp32" and _computes_bf16(device) and not slower and not fixed:
         advice["forward_backward"] = "this machine may be faster with --precision bf16"
     elif device.type == "cuda" and not _has_or_excludes_compile(settings):
         advice["forward_backward"] = "--compile may shorten it"

@@ -11,7 +11,7 @@ from ..tasks.mixing import build_meta
 from ..tasks.task import Task
 from ..training.batch_probe import Found, largest_that_fits
 from ..training.controls import Freeze
-from ..training.objective import Classification
+from ..training.objective import Classification, Precision
 from .advice import memory_advice
 from .optimization import build_optimizer_of
 from .run import Run
@@ -36,74 +36,74 @@ def choose_micro_batch(
     model.train()
     if freeze is not None and freeze.until is None:
         freeze.apply(0)
+    processes = run.place.local_world_size if run.place else 1
     asked_size, asked_block = loader.micro_batch, getattr(loader.mixing, "block", None)
     with run.signals.held():  # imports PyTorch's compiler, where C++ calls Python
         found = largest_that_fits(
             model,
             loader,
-            passes=_passes(run, model, objective, len(task.card.classes)),
+            passes=_passes(settings, run.precision, model, objective, len(task.card.classes)),
             build_optimizer=lambda: build_optimizer_of(settings, run.precision, model, settings.lr),
             averaged=settings.ema_decay is not None,
-            available=_available(run),
+            available=_available(settings, run.device, processes),
             exchange=run.exchange,
         )
     if found.size is None:
         raise UserError(_nothing_fits(settings, run.device, found))
     if min(asked_size, found.size) >= loader.rank_batch:  # the step was one micro-batch already
         loader.cut(asked_size)
-    _change_settings(run, loader)
+    # A resumed run takes the result from the settings, without probing.
+    run.change_settings(_changes(settings, loader, run.exchange.size), PROBED)
     task.resize_evaluation(settings.batch_size, run.exchange.size)
     _print_result(run, loader, found, asked_size, asked_block, model)
 
 
-def _passes(run: Run, model, objective: Classification, classes: int):
+def _passes(settings, precision: Precision, model, objective: Classification, classes: int):
     """The passes of the trainer's step, one after the other, for `largest_that_fits`."""
-    strategy = Strategy(model)
-    lr = run.settings.lr
+    strategy, lr = Strategy(model), settings.lr
 
     def passes(batch):
         # A new one each time, as a failed pass leaves it incomplete.
-        meta = build_meta(run.settings, classes, strategy, run.precision)
+        meta = build_meta(settings, classes, strategy, precision, balance=objective.balance)
         mix_plan = batch.mix_plan if meta is None else meta.choose(batch, lr)
         yield
         loss, _ = objective(batch.inputs, batch.targets, mix_plan)
         (loss / batch.step_samples).backward()
         yield
         if meta is not None:
-            meta.update(torch.ones((), dtype=torch.bool, device=run.device), lr)
+            meta.update(torch.ones((), dtype=torch.bool, device=precision.device), lr)
         yield
 
     return passes
 
 
-def _available(run: Run) -> float:
+def _available(settings, device: torch.device, processes: int) -> float:
     """Bytes that this process may use on its device. GPU: what is free or reserved by PyTorch; half
     of that if CUDA graphs were asked for, which keep the memory of a step. CPU: this process's part
-    of the available memory."""
-    if run.device.type == "cuda":
+    of the available memory, which the `processes` of this machine share."""
+    if device.type == "cuda":
         torch.cuda.empty_cache()
-        free, _ = torch.cuda.mem_get_info(run.device)
-        whole = float(free + torch.cuda.memory_reserved(run.device))
-        return whole / 2 if run.settings.cuda_graphs == "on" else whole
+        free, _ = torch.cuda.mem_get_info(device)
+        whole = float(free + torch.cuda.memory_reserved(device))
+        return whole / 2 if settings.cuda_graphs == "on" else whole
     hand_back_freed_memory()  # freed after loading the data; else it counts as used
-    return available_memory() / (run.place.local_world_size if run.place else 1)
+    return available_memory() / processes
 
 
-def _change_settings(run: Run, loader) -> None:
-    """Writes the result into the settings, from which a resumed run takes it without probing."""
-    settings, changed = run.settings, {}
+def _changes(settings, loader, ranks: int) -> dict:
+    """What is different now in the settings, {name: value}."""
     size, count = loader.micro_batch, loader.accumulation
-    changed[loader.batch_flag.removeprefix("--")] = size
+    changed = {loader.batch_flag.removeprefix("--"): size}
     if settings.global_batch is None:
         changed["accumulation_steps"] = count
-        if settings.batch_tokens is None and size * count * run.exchange.size != loader.step_size:
+        if settings.batch_tokens is None and size * count * ranks != loader.step_size:
             changed |= {"accumulation_steps": 1, "global_batch": loader.step_size}
     block = getattr(loader.mixing, "block", None)
     if block is not None and block != (
         settings.mixup_block or changed.get("batch_size", settings.batch_size)
     ):
         changed["mixup_block"] = block
-    run.change_settings(changed, PROBED)
+    return changed
 
 
 def _print_result(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..data.loader import Loader
 from ..machine.packages import OPTIONAL, installed
 from ..plural import counted
 from ..reporting.console import duration
@@ -70,8 +71,9 @@ def rehearse(run: Run, trainer: Trainer, task: Task) -> None:
             ": NOT ENOUGH; make room, keep fewer (--checkpoint_hist), or choose another --output"
         )
     say(line)
-    if isinstance(card, ModelCard):
-        say(f"  a batch        {_draw_batch(run, trainer, card)}")
+    if isinstance(card, ModelCard) and run.leads:
+        path = Path(f"{settings.output or RUNS / 'run'}-batch.png")
+        say(f"  a batch        {_draw_batch(path, loader, card)}")
     there = installed(OPTIONAL)
     missing = [package for package in OPTIONAL if there[package.name] is None]
     for package in missing:
@@ -81,16 +83,14 @@ def rehearse(run: Run, trainer: Trainer, task: Task) -> None:
     say("dry run: no run was kept; decoded pictures or encoded texts stay in --cache_dir")
 
 
-def _draw_batch(run: Run, trainer: Trainer, card: ModelCard) -> str:
-    """Draws pictures of the first batch beside the run's folder; says where, or why not."""
-    path = Path(f"{run.settings.output or RUNS / 'run'}-batch.png")
-    if run.leads:
-        try:
-            with closing(trainer.loader.epoch(0)) as batches:
-                batch = next(batch for batch in batches if len(batch.targets))
-                write_sheet(path, trainer.loader.made(batch), card)
-        except OSError as error:
-            return f"cannot be drawn to {path}: {error.strerror or error}"
+def _draw_batch(path: Path, loader: Loader, card: ModelCard) -> str:
+    """Draws pictures of the first batch; returns where, or why not."""
+    try:
+        with closing(loader.epoch(0)) as batches:
+            batch = next(batch for batch in batches if len(batch.targets))
+            write_sheet(path, loader.made(batch), card)
+    except OSError as error:
+        return f"cannot be drawn to {path}: {error.strerror or error}"
     return f"as the network sees it: {path}"
 
 

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 
+import torch
+
 from ..checkpoints.checkpoint import Checkpoint, Checkpoints
 from ..checkpoints.saver import Saver
 from ..engines.engine import Engine, RunFacts, choose_engine
 from ..errors import UserError
 from ..machine.nvml import open_gpu
+from ..measures.compute import wilson_interval
 from ..optim.factory import is_capturable
 from ..optim.schedules import Schedule
 from ..plural import counted
@@ -19,12 +22,12 @@ from ..training.flops import peak_of
 from ..training.guard import Guard
 from ..training.hardware import Hardware
 from ..training.log import TrainingLog
+from ..training.objective import Precision
 from ..training.progress import Progress
 from ..training.steps import Steps
 from ..training.times import Clock
 from ..training.train_step import StepParts
 from ..training.trainer import Trainer, TrainingPlan
-from ..weights.card import TextCard
 from .advice import launch_advice, memory_advice, phase_advice
 from .local import build_local_steps, rule_of
 from .optimization import (
@@ -38,11 +41,15 @@ from .prepare import Ready, measure_split
 from .records import open_metrics
 from .run import Run
 
+# Width of the 95 % interval of an accuracy of 80 % from which a validation split is called small.
+WIDE_INTERVAL = 0.1
 
-def make_plan(run: Run, task: Task, checkpoint: Checkpoint | None) -> TrainingPlan:
+
+def make_plan(run: Run, ready: Ready, checkpoint: Checkpoint | None) -> TrainingPlan:
     """How long the run trains, and what it does when; notes what is never reached, and rates that a
     recipe keeps. UserError: a flag needs a validation split."""
-    settings, steps_per_epoch = run.settings, task.train.steps_per_epoch
+    settings, task = run.settings, ready.task
+    steps_per_epoch = task.train.steps_per_epoch
     if task.val is None and (flags := _needs_validation(settings)):
         val_is_test = getattr(task.data, "val_is_test", False)
         other = ", or --val_is_validation, which uses val/ as that split" if val_is_test else ""
@@ -51,6 +58,7 @@ def make_plan(run: Run, task: Task, checkpoint: Checkpoint | None) -> TrainingPl
             f"choice: add --val_fraction 0.1, for example{other}"
         )
     if checkpoint is None:
+        _note_small_validation(task, run.console.say)
         note_rates_of_recipe(settings, run.origin, run.console.say)
     total_steps, limit = settings.epochs * steps_per_epoch, "--epochs"
     if settings.max_steps is not None and settings.max_steps < total_steps:
@@ -60,6 +68,7 @@ def make_plan(run: Run, task: Task, checkpoint: Checkpoint | None) -> TrainingPl
         if epoch and epoch * steps_per_epoch >= total_steps:
             counted_steps = counted(total_steps, "step")
             run.console.say(f"note: --{name} {epoch} is not reached in {counted_steps}")
+    by = settings.best_by
     return TrainingPlan(
         total_steps,
         limit,
@@ -68,9 +77,23 @@ def make_plan(run: Run, task: Task, checkpoint: Checkpoint | None) -> TrainingPl
         eval_on_start=settings.eval_on_start,
         log_every=settings.log_every,
         early_stop_patience=settings.early_stop_patience,
-        best_by=settings.best_by,
+        best_by=None if by is None else ready.measures.measure(by),
         on_nonfinite=settings.on_nonfinite,
     )
+
+
+def _note_small_validation(task: Task, say: Callable[[str], None]) -> None:
+    """Says so if what the validation split chooses is largely chance."""
+    if task.val is None:
+        return
+    samples = task.val.samples
+    low, high = wilson_interval(0.8 * samples, samples)
+    if high - low > WIDE_INTERVAL:
+        say(
+            f"note: the validation split has {counted(samples, 'sample')}, on which an accuracy of "
+            f"80 % means {100 * low:.0f} to {100 * high:.0f} % (95 % interval), so that chance "
+            "chooses among similar weights; a larger --val_fraction chooses better"
+        )
 
 
 def make_trainer(
@@ -84,7 +107,7 @@ def make_trainer(
     if settings.epochs_for_sched is not None:
         schedule_steps = settings.epochs_for_sched * loader.steps_per_epoch
     engine, notes = choose_engine(
-        run_facts(run, ready),
+        run_facts(settings, run.precision, run.exchange.size, ready),
         engine=settings.engine,
         cuda_graphs="off" if settings.trains_locally else settings.cuda_graphs,
         deterministic=settings.deterministic,
@@ -116,7 +139,7 @@ def make_trainer(
         run.console,
         metrics,
         phase_advice(settings, run.precision, loader) | memory_advice(settings, run.device),
-        run.close_at_end(_hardware(run, ready, clock)),
+        run.close_at_end(_hardware(run.precision, run.leads, ready.flops, clock)),
     )
     save_steps, save_seconds = save_interval(settings.save_every, loader.steps_per_epoch)
     store = Checkpoints(run.folder.checkpoints, keep=settings.checkpoint_hist, warn=run.console.say)
@@ -133,7 +156,7 @@ def make_trainer(
             save_steps,
             save_seconds,
             run.another_exchange(),
-            _run_info(run, task, schedule_steps),
+            _run_info(run, ready, schedule_steps),
         ),
         agreed_signal=run.agreed_signal,
         freeze=ready.freeze,
@@ -157,21 +180,23 @@ def make_trainer(
     return trainer
 
 
-def _hardware(run: Run, ready: Ready, clock: Clock) -> Hardware:
-    """What tells how well the GPUs are used; of nothing on a CPU, and in all processes but the
-    first, which do not write."""
-    if run.device.type != "cuda" or not run.leads:
-        return Hardware()
-    import torch
+def _hardware(precision: Precision, leads: bool, flops: int | None, clock: Clock) -> Hardware:
+    """What tells how well the GPUs are used; of nothing on a CPU, and in all processes but the one
+    that leads, as the others do not write.
 
-    properties = torch.cuda.get_device_properties(run.device)
+    Args:
+        flops: of a sample's forward pass; None: unknown.
+    """
+    if precision.device.type != "cuda" or not leads:
+        return Hardware()
+    properties = torch.cuda.get_device_properties(precision.device)
     gpu = open_gpu(str(properties.uuid))
     return Hardware(
         None if gpu is None else gpu.read,
         gpus=clock.gpus,
         gpu_seconds=lambda: clock.gpu_seconds,
-        flops=ready.flops,
-        peak=peak_of(properties.name, run.precision.name),
+        flops=flops,
+        peak=peak_of(properties.name, precision.name),
     )
 
 
@@ -187,7 +212,7 @@ def _parts_maker(
     steps those of each worker."""
     settings, task, strategy = run.settings, ready.task, ready.strategy
     classes = len(task.card.classes)
-    for_pairs = learns_pairs(settings, classes, task.train.step_size, schedule.total_steps)
+    for_pairs = learns_pairs(settings, task, schedule.total_steps)
     learns_policy = settings.mixup == "meta" and settings.meta_form == "policy"
     if learns_policy and not for_pairs and checkpoint is None:
         run.console.say(
@@ -223,15 +248,17 @@ def _parts_maker(
             guard=guard,
             clip=settings.clip or None,
             average=average,
-            meta=build_meta(settings, classes, strategy, run.precision, run.exchange, for_pairs),
+            meta=build_meta(
+                settings, classes, strategy, run.precision, run.exchange, for_pairs, ready.balance
+            ),
         )
 
     return make_parts
 
 
-def _run_info(run: Run, task: Task, schedule_steps: int) -> dict:
+def _run_info(run: Run, ready: Ready, schedule_steps: int) -> dict:
     """`Checkpoint.run_info` of every checkpoint; the settings themselves are in config.yaml."""
-    settings = run.settings
+    settings, task = run.settings, ready.task
     return {
         "entry": settings.entry,
         "data": task.card.to_dict(),
@@ -240,23 +267,24 @@ def _run_info(run: Run, task: Task, schedule_steps: int) -> dict:
         "threads": run.threads,
         "global_batch_size": task.train.step_size,
         "micro_batches": run.micro_batches or settings.accumulation_steps * run.workers.size,
+        **(ready.balance.run_info if ready.balance else {}),
         **run.numerical_environment(),
     }
 
 
-def run_facts(run: Run, ready: Ready) -> RunFacts:
+def run_facts(settings, precision: Precision, processes: int, ready: Ready) -> RunFacts:
     """The facts that decide which engine serves the run."""
     return RunFacts(
-        device=run.device,
-        compiled=run.settings.compile,
-        texts=isinstance(ready.task.card, TextCard),
-        scales_loss=run.precision.scales_loss,
-        processes=run.exchange.size,
+        device=precision.device,
+        compiled=settings.compile,
+        shapes_vary=ready.task.shapes_vary,
+        scales_loss=precision.scales_loss,
+        processes=processes,
         accumulation=ready.task.train.accumulation,
-        capturable=is_capturable(run.settings.optimizer, run.settings.lookahead_k),
-        learns_mixing=run.settings.mixup == "meta" and run.settings.meta_form == "sample",
+        capturable=is_capturable(settings.optimizer, settings.lookahead_k),
+        learns_mixing=settings.mixup == "meta" and settings.meta_form == "sample",
         unfreezes=ready.freeze is not None and ready.freeze.until is not None,
-        recomputes=run.settings.grad_checkpointing,
+        recomputes=settings.grad_checkpointing,
         external_model=not type(ready.model).__module__.startswith("utils."),
     )
 

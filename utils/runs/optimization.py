@@ -112,8 +112,7 @@ def learning_rate(settings, global_batch: int, say: Say) -> float:
 def note_rates_of_recipe(settings, origin: dict, say: Say) -> None:
     """Says so if the command line replaces a recipe's optimizer but keeps the recipe's
     learning rate, momentum or weight decay, which differ from the new optimizer's defaults."""
-    entry = OPTIMIZERS[settings.optimizer]
-    defaults = entry.defaults(settings.task == "texts", **entry.values_of(settings))
+    defaults = settings.usual_rates()
     kept = [
         name
         for name, default in defaults.items()

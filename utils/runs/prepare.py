@@ -12,10 +12,13 @@ from ..distributed.strategies.base import Strategy, build_strategy
 from ..distributed.sync_batch_norm import alone, sync_batch_norms
 from ..errors import UserError
 from ..fused import fuse, kernels
+from ..measures.measures import Measures, usual_measures
+from ..measures.table import names_in
 from ..models.parts import heads_of
 from ..settings.transfer import is_published
 from ..tasks.kinds import Kind
 from ..tasks.task import Task
+from ..training.class_balance import ClassBalance
 from ..training.controls import Freeze
 from ..training.evaluation import Evaluation, evaluate
 from ..training.flops import forward_flops
@@ -23,6 +26,7 @@ from ..training.keep_fp32 import keep_in_float32, names_of_modules, refuse_uncal
 from ..training.objective import Classification, Precision
 from ..weights.pretrained import fit_weights, load_pretrained
 from .auto_batch import choose_micro_batch
+from .class_balance import class_balance
 from .resume import check_data
 from .run import Run
 
@@ -37,17 +41,21 @@ class Ready:
         strategy: how the model is spread over processes.
         make_objective: takes the callable that computes the logits, such as
             `strategy.called`; returns the objective.
+        measures: what is measured beside the loss.
         freeze: which part of it trains in which epoch; None: all of it.
         flops: operations of a forward pass over a sample of usual size; None: not counted, as on a
             CPU.
+        balance: the training loss; None: plain cross-entropy.
     """
 
     task: Task
     model: nn.Module
     strategy: Strategy
     make_objective: Callable[[Callable], Classification]
+    measures: Measures
     freeze: Freeze | None
     flops: int | None = None
+    balance: ClassBalance | None = None
 
 
 def prepare(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> Ready:
@@ -93,12 +101,13 @@ def prepare(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> Ready:
         fuse(model, settings.fused)
     except ValueError as error:
         raise UserError(f"--fused {settings.fused}: {error}; leave it out") from None
-    _say_fused(run)
-    kept = kept_modules(run, model)
+    _say_fused(settings, run.device, say)
+    kept = kept_modules(model, settings.keep_fp32, run.precision, say)
     if kept:
         refuse_uncalled(model, kept, lambda: _forward(model, task, run.precision))
         keep_in_float32(model, kept, run.device)
     mixes_inside = getattr(model, "mixes_inside", False)
+    balance = class_balance(run, task, checkpoint) if settings.action.trains else None
 
     def make_objective(called: Callable) -> Classification:
         return Classification(
@@ -109,6 +118,7 @@ def prepare(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> Ready:
             clean_accuracy=settings.log_clean_accuracy,
             mixes_inside=mixes_inside,
             fused=settings.fused != "none",
+            balance=balance,
         )
 
     if settings.auto_batch and settings.resume is None:  # a resumed run keeps what was found
@@ -120,11 +130,13 @@ def prepare(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> Ready:
     # its own dropout.
     if run.workers.own[0] > 0:
         torch.manual_seed(settings.seed + run.workers.own[0])
-    return Ready(task, model, strategy, make_objective, freeze, flops)
+    return Ready(
+        task, model, strategy, make_objective, _measures(run, task), freeze, flops, balance
+    )
 
 
 def measure_split(
-    run: Run, ready: Ready, loader, classes: int | None = None, flip: bool = False
+    run: Run, ready: Ready, loader, confusions: bool = False, flip: bool = False
 ) -> Evaluation | None:
     """Evaluates the model on the split of `loader`; see `evaluate`. None when a signal has come."""
     return evaluate(
@@ -132,22 +144,36 @@ def measure_split(
         loader.epoch(),
         run.precision,
         run.interrupted,
-        classes=classes,
+        measures=ready.measures,
+        confusions=confusions,
         exchange=run.exchange,
         flip=flip,
     )
 
 
-def kept_modules(run: Run, model: nn.Module) -> list[str]:
+def _measures(run: Run, task: Task) -> Measures:
+    """What is usual for these classes, what --metrics asks for, and what --best_by follows."""
+    settings, classes = run.settings, len(task.card.classes)
+    names = usual_measures(task.train.labels.cpu().numpy(), classes) + names_in(settings.metrics)
+    if settings.best_by is not None:
+        names.append(settings.best_by)
+    return Measures(classes, dict.fromkeys(names))
+
+
+def kept_modules(
+    model: nn.Module, patterns: str | None, precision: Precision, say: Callable[[str], None]
+) -> list[str]:
     """Names of the modules that --keep_fp32 keeps in float32.
+
+    Args:
+        patterns: as given to the flag, with commas; None: not given.
 
     Raises:
         UserError: the model has no such module.
     """
-    patterns = run.settings.keep_fp32
     names = [] if patterns is None else names_of_modules(model, patterns.split(","))
-    if names and run.precision.name == "fp32":
-        run.console.say("note: --keep_fp32 has no effect: everything is computed in float32")
+    if names and precision.name == "fp32":
+        say("note: --keep_fp32 has no effect: everything is computed in float32")
         return []
     return names
 
@@ -162,12 +188,12 @@ def _forward(model: nn.Module, task: Task, precision: Precision) -> None:
         module.training = True
 
 
-def _say_fused(run: Run) -> None:
-    fused, device = run.settings.fused, run.device.type
-    if fused != "none" and device == "cuda" and kernels.unusable():
-        run.console.say(f"--fused {fused} without its kernels: {kernels.unusable()}")
-    if fused == "memory" and device == "cpu" and run.settings.action.trains:
-        run.console.say(
+def _say_fused(settings, device: torch.device, say: Callable[[str], None]) -> None:
+    fused = settings.fused
+    if fused != "none" and device.type == "cuda" and kernels.unusable():
+        say(f"--fused {fused} without its kernels: {kernels.unusable()}")
+    if fused == "memory" and device.type == "cpu" and settings.action.trains:
+        say(
             "note: --fused memory is for GPUs; on a CPU it is slower and saves hardly any memory: "
             "leave it out, and if memory is short take --auto_batch"
         )

@@ -1,11 +1,13 @@
 """The records of a run: its settings, metrics and trackers."""
 
 import shutil
+from collections.abc import Callable
 
 from ..checkpoints.checkpoint import Checkpoint, Checkpoints
 from ..errors import UserError
 from ..files import reason, replace_file
 from ..reporting.metrics import MetricsLog, NoMetrics
+from ..reporting.run_folder import RunFolder
 from ..reporting.trackers import TensorBoard, Wandb, wandb_mode
 from ..settings.config import to_yaml
 from ..weights.card import ModelCard, TextCard
@@ -33,7 +35,7 @@ def open_metrics(
                 store.adopt(others.folder, needed)
             if (source / "metrics.jsonl").exists():
                 shutil.copyfile(source / "metrics.jsonl", folder.metrics)
-        trackers = [] if settings.dry_run else _trackers(run, step)
+        trackers = [] if settings.dry_run else _trackers(settings, folder, step, run.console.say)
         metrics = MetricsLog(folder.metrics, warn=run.console.say, trackers=trackers)
         run.close_at_end(metrics)
         metrics.cut(checkpoint.state["metrics_bytes"] if checkpoint else 0, step)
@@ -46,12 +48,11 @@ def open_metrics(
     return metrics
 
 
-def _trackers(run: Run, step: int) -> list:
-    settings, folder = run.settings, run.folder
+def _trackers(settings, folder: RunFolder, step: int, say: Callable[[str], None]) -> list:
     # The records of `step` itself are logged again (see MetricsLog.cut).
     purge_step = step or None
-    trackers: list = [TensorBoard(folder.tensorboard, purge_step=purge_step, warn=run.console.say)]
-    mode = wandb_mode(settings.wandb, run.console.say)
+    trackers: list = [TensorBoard(folder.tensorboard, purge_step=purge_step, warn=say)]
+    mode = wandb_mode(settings.wandb, say)
     if mode != "disabled":
         tags = [tag.strip() for tag in (settings.wandb_tags or "").split(",") if tag.strip()]
         trackers.append(
@@ -63,7 +64,7 @@ def _trackers(run: Run, step: int) -> list:
                 tags=tags,
                 folder=folder.path,
                 settings=dict(vars(settings)),
-                warn=run.console.say,
+                warn=say,
             )
         )
     return trackers

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -12,6 +12,7 @@ from ..checkpoints.checkpoint import DamagedCheckpoint, read_checkpoint
 from ..errors import UserError
 from ..files import reason, replace_file
 from ..launch.signals import StoppedBySignal
+from ..machine.packages import is_installed
 from ..plural import counted
 from ..reporting.classes import draw_mean_lambda, summary_lines, write_class_report
 from ..reporting.console import duration, epoch_text
@@ -49,22 +50,24 @@ class Report:
         status = "stopped_early" if progress.stopped_early else "finished"
         if not settings.final_test:
             self._write(status)
-            self.say(
-                f"validation accuracy {progress.evaluated['accuracy']:.2f} %, after "
-                f"{self._time_text()}: {self.folder.path}"
-            )
+            evaluation = self._evaluated()
+            text = evaluation.in_words(evaluation.intervals())
+            self.say(f"validation {text}, after {self._time_text()}: {self.folder.path}")
             return
         test = self._measure_last()
         best = self._measure_best(test)
         uses_best = best is not None and settings.use != "last"
         model = best if best is not None and uses_best else test
         if settings.report:
-            report_classes(self.run, model, self.classes, self.folder.report)
+            leads = self.run.leads
+            report_classes(model, self.classes, self.folder.report, self.say, writes=leads)
+        which = "best" if uses_best else "average" if settings.ema_decay else "last"
         further = _prefixed("flip_test", test.flip_figures) | {
-            "model_weights": "best" if uses_best else "average" if settings.ema_decay else "last",
+            "model_weights": which,
             "model_step": progress.best_step if uses_best else progress.step,
-            "model_test_accuracy": model.accuracy,
         }
+        further |= _prefixed("model_test", model.figures, but=("loss", "samples"))
+        further["model_test_intervals"] = intervals = model.intervals()
         if best is not None:
             further |= _prefixed("best_test", best.figures)
             further |= _prefixed("best_flip_test", best.flip_figures)
@@ -79,7 +82,7 @@ class Report:
             mine, theirs = names if uses_best else names[::-1]
             note += f" with {mine} ({theirs}: {other.accuracy:.2f} %)"
         self.say(
-            f"test accuracy {model.accuracy:.2f} % on {counted(model.samples, 'sample')}{note}, "
+            f"test {model.in_words(intervals)} on {counted(model.samples, 'sample')}{note}, "
             f"after {self._time_text()}: {self.folder.path}"
         )
 
@@ -89,13 +92,24 @@ class Report:
         at_end = progress.evaluated or {}
         tested = at_end.get("split") == "test" and at_end["step"] == progress.step
         if tested and not settings.report and not settings.flip_test:
-            return Evaluation(*(at_end[key] for key in ("loss", "accuracy", "samples")))
+            return self._evaluated()
         self.say("measuring on the test set")
         with trainer.steps.evaluated_weights():
             test = self._measure_test_set()
         if not tested:
             self._log(test)
         return test
+
+    def _evaluated(self) -> Evaluation:
+        """The last evaluation of the training; in a resumed run that had no step left, its figures
+        alone."""
+        if self.trainer.evaluation is not None:
+            return self.trainer.evaluation
+        at_end, measures = self.trainer.progress.evaluated, self.ready.measures.further
+        values = {measure.name: at_end.get(measure.name) for measure in measures}
+        return Evaluation(
+            at_end["loss"], at_end["accuracy"], at_end["samples"], measures=measures, values=values
+        )
 
     def _measure_best(self, last: Evaluation) -> Evaluation | None:
         """Of the weights that were best on the validation split; None if there are none, or they
@@ -121,17 +135,24 @@ class Report:
             self._log(result, model="best")
         self.say(
             f"best on the validation split: epoch {epoch_text(progress.best_epoch)} with "
-            f"{progress.best_val_accuracy:.2f} %, on the test set {result.accuracy:.2f} %"
+            f"{self._best_text()}, on the test set {result.in_words()}"
         )
         if self.settings.flip_test:
             self.say(f"the same weights, {flip_text(result)}")
         return result
 
+    def _best_text(self) -> str:
+        """Of the validation split at the best step."""
+        progress, by = self.trainer.progress, self.trainer.plan.best_by
+        text = f"accuracy {progress.best_val_accuracy:.2f} %"
+        if by is None or by.name in ("accuracy", "loss"):
+            return text
+        return f"{by.text(progress.best_val_value)}, {text}"
+
     def _measure_test_set(self) -> Evaluation:
         """Of the weights that the model holds."""
-        classes = len(self.classes) if self.settings.report else None
         loader, flip = self.ready.task.test, self.settings.flip_test
-        result = measure_split(self.run, self.ready, loader, classes, flip)
+        result = measure_split(self.run, self.ready, loader, self.settings.report, flip)
         if result is None:  # a signal; the finished run is saved already
             self._write("interrupted")
             raise StoppedBySignal(
@@ -177,8 +198,7 @@ class Report:
             "test_samples": test.get("samples"),
             "train_loss": train.get("loss"),
             "train_accuracy": train.get("accuracy_weighted", train.get("accuracy")),
-            "test_loss": test.get("loss"),
-            "test_accuracy": test.get("accuracy"),
+            **_prefixed("test", {"loss": None, "accuracy": None} | test),
             "seconds_total": round(trainer.clock.seconds_total, 3),
             "seconds_training": round(progress.seconds_training, 3),
             "seconds_first_step": round(trainer.clock.seconds_first_step, 3),
@@ -213,8 +233,13 @@ class Report:
         text = to_json(summary, indent=2) + "\n"
         meta = trainer.steps.meta
         mean_lambda = None if meta is None else meta.mean_lambda()
-        writers = [lambda: draw_curves(trainer.log.metrics.read(), run.folder.curves, title)]
-        if mean_lambda is not None:
+        measures = self.ready.measures.further
+        writers = [
+            lambda: draw_curves(
+                trainer.log.metrics.read(), run.folder.curves, title, measures, progress.best_epoch
+            )
+        ]
+        if mean_lambda is not None and is_installed("matplotlib"):
             policy = draw_mean_lambda(mean_lambda.numpy(), self.classes)
             writers += [lambda: save_figure(policy, run.folder.policy)]
         writers += [lambda: replace_file(run.folder.summary, text.encode())]
@@ -238,22 +263,30 @@ def flip_text(evaluation: Evaluation) -> str:
     )
 
 
-def _prefixed(prefix: str, figures: dict) -> dict:
-    """Loss and accuracy, where there are any, as entries of the summary."""
-    return {f"{prefix}_{key}": figures[key] for key in ("loss", "accuracy") if key in figures}
+def _prefixed(prefix: str, figures: dict, but: tuple[str, ...] = ("samples",)) -> dict:
+    """As entries of the summary."""
+    return {f"{prefix}_{key}": value for key, value in figures.items() if key not in but}
 
 
-def report_classes(run: Run, evaluation: Evaluation, classes: list[str], folder: Path) -> None:
+def report_classes(
+    evaluation: Evaluation,
+    classes: list[str],
+    folder: Path,
+    say: Callable[[str], None],
+    *,
+    writes: bool,
+) -> None:
+    """Says which classes are worst; if this process `writes`, puts the report into `folder`."""
     for line in summary_lines(evaluation.confusion, classes):
-        run.console.say(line)
-    if not run.leads:
+        say(line)
+    if not writes:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_class_report(evaluation.confusion, classes, folder)
-        run.console.say(f"accuracy of each class and confusion matrix: {folder}")
+        say(f"accuracy of each class and confusion matrix: {folder}")
     except OSError as error:
-        run.console.say(f"{folder}: {reason(error)}; the report is not complete")
+        say(f"{folder}: {reason(error)}; the report is not complete")
 
 
 def _device_name(device) -> str:

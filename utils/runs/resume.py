@@ -82,7 +82,7 @@ def _look_for_best(
     if found is not None:
         before = json.loads((store.path(found) / STATE).read_bytes())["progress"]
         place = f"{store.path(found)} is the best one now"
-    for name in ("best_step", "best_epoch", "best_val_accuracy", "best_val_loss"):
+    for name in ("best_step", "best_epoch", "best_val_accuracy", "best_val_loss", "best_val_value"):
         progress[name] = before.get(name)
     say(f"note: the best checkpoint, {store.path(best)}, is gone: {place}")
 

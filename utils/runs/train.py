@@ -1,7 +1,7 @@
 """A training run, from data to report."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ PROFILE_WAIT, PROFILE_WARMUP, PROFILE_STEPS = 3, 2, 5
 def train(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> None:
     """Trains as the settings ask for, from `checkpoint` on; with --dry_run only a few steps."""
     ready = prepare(run, kind, checkpoint)
-    plan = make_plan(run, ready.task, checkpoint)
+    plan = make_plan(run, ready, checkpoint)
     if checkpoint is not None and is_finished(run, checkpoint, plan):
         return
     trainer = make_trainer(run, ready, plan, checkpoint)
@@ -32,8 +32,9 @@ def train(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> None:
         rehearse(run, trainer, ready.task)
         return
     report = Report(run, trainer, ready)
+    trace = run.folder.trace if run.settings.profile and run.leads else None
     _introduce(run, trainer)
-    with report.if_interrupted(), _profiler(run, trainer) as profiler:
+    with report.if_interrupted(), _profiler(trace, trainer, run.console.say) as profiler:
         after_step = [] if profiler is None else [profiler.step]
         after_step += [] if run.free_cores is None else [run.free_cores.look]
         trainer.fit(after_step)
@@ -62,12 +63,13 @@ def _introduce(run: Run, trainer: Trainer) -> None:
 
 
 @contextlib.contextmanager
-def _profiler(run: Run, trainer: Trainer) -> Iterator[torch.profiler.profile | None]:
-    """With --profile, traces a few steps into the run's folder."""
-    if not run.settings.profile or not run.leads:
+def _profiler(
+    path: Path | None, trainer: Trainer, say: Callable[[str], None]
+) -> Iterator[torch.profiler.profile | None]:
+    """Traces a few steps into the file `path`; None: traces nothing."""
+    if path is None:
         yield None
         return
-    path: Path = run.folder.trace
     written = []
 
     def write(profiler) -> None:
@@ -75,9 +77,9 @@ def _profiler(run: Run, trainer: Trainer) -> Iterator[torch.profiler.profile | N
         try:
             profiler.export_chrome_trace(str(path))
         except (OSError, RuntimeError) as error:
-            run.console.say(f"profile: {path} cannot be written ({error}); the run goes on")
+            say(f"profile: {path} cannot be written ({error}); the run goes on")
             return
-        run.console.say(f"profile: {path}, for https://ui.perfetto.dev or chrome://tracing")
+        say(f"profile: {path}, for https://ui.perfetto.dev or chrome://tracing")
 
     steps = trainer.plan.total_steps - trainer.progress.step
     wait, warmup = (
@@ -85,13 +87,11 @@ def _profiler(run: Run, trainer: Trainer) -> Iterator[torch.profiler.profile | N
     )
     schedule = torch.profiler.schedule(wait=wait, warmup=warmup, active=PROFILE_STEPS, repeat=1)
     activities = [torch.profiler.ProfilerActivity.CPU]
-    if run.device.type == "cuda":
+    if trainer.steps.precision.device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(
         activities=activities, schedule=schedule, on_trace_ready=write
     ) as profiler:
         yield profiler
     if not written:
-        run.console.say(
-            "profile: no trace, as too few steps are left in this run; it takes at least 3"
-        )
+        say("profile: no trace, as too few steps are left in this run; it takes at least 3")

@@ -6,6 +6,7 @@ Each group of flags has a file. `--help` lists the groups from the last base cla
 from dataclasses import dataclass
 from typing import ClassVar
 
+from .classes import ClassSettings
 from .config import changed
 from .data import DataSettings
 from .distributed import DistributedSettings
@@ -27,6 +28,7 @@ class TrainSettings(
     EngineSettings,
     TransferSettings,
     MixingSettings,
+    ClassSettings,
     OptimizationSettings,
     DataSettings,
 ):
@@ -42,6 +44,7 @@ class ImageSettings(PictureSettings, TrainSettings):
     """What training on pictures adds."""
 
     task = "pictures"
+    bf16_helps_cpus = True  # those that compute in it
     # (library, name) of the weights published for the model, None if there are none; and the flags
     # with which there are some, for the message.
     published_weights: ClassVar[tuple[str, str] | None] = None
@@ -54,6 +57,8 @@ class TextSettings(TextFlags, TrainSettings):
     """What training on texts adds."""
 
     task = "texts"
+    bf16_helps_cpus = False  # docs/text.md
+    reads_in_workers = False  # more --workers may read the data faster
 
     epochs: int = changed(TrainSettings, "epochs", 5)
     optimizer: str = changed(TrainSettings, "optimizer", "adamw")

@@ -10,6 +10,7 @@ OTHER_NAMES = {
     "best_by": "eval_metric metric_for_best_model",
     "betas": "opt_betas",
     "checkpoint_hist": "save_total_limit",
+    "class_weights": "cls_weight",
     "clip": "clip_grad clip_grad_norm gradient_clipping max_grad_norm",
     "compile": "torchcompile",
     "config": "recipe_pth",
@@ -24,6 +25,7 @@ OTHER_NAMES = {
     "eps": "adam_epsilon opt_eps",
     "eval_only": "test_only",
     "eval_size": "val_crop_size",
+    "focal_gamma": "fl_gamma",
     "gamma": "decay_rate lr_gamma",
     "global_batch": "total_batch_size",
     "group_by": "groups split_by",
@@ -33,6 +35,7 @@ OTHER_NAMES = {
     "log_every": "log_interval logging_steps",
     "lr": "learning_rate max_lr",
     "max_len": "max_seq_length",
+    "metrics": "metric eval_metrics",
     "milestones": "decay_milestones decay_points",
     "min_lr": "lr_min",
     "mixup": "mixup_alpha",
@@ -63,7 +66,6 @@ _MEANINGS = {
     "avg_m avg_v": "--optimizer_average averages both of Adam's moments",
     "checkpoint": "--resume RUN goes on with a run, --pretrained FILE starts from its weights, "
     "and --output names the folder of a new run",
-    "class_weights": "classes count by their samples here; there are no weights of classes yet",
     "config_pth": "--host_config FILE gives folders by host name, --config FILE all other settings",
     "crop_mode": "--resize_mode crop (timm's center), squash or letterbox (its border)",
     "experiment": "--output FOLDER names the folder of the run",
@@ -113,6 +115,7 @@ SHORT_FOR = {
     "meta_learning": ("mixup", "meta"),
     "ngd": ("optimizer", "ngd"),
     "ra_sampler": ("ra_reps", 3),
+    "weighted_sampler": ("class_sampler", "balanced"),
 }
 # Of these, those that give way where the setting itself is given, too.
 GIVES_WAY = ("amp", "model_ema", "ra_sampler")
@@ -126,7 +129,6 @@ LOCAL = {"localadamw": "adamw", "localsgd": "sgd"}
 NUMBER_FOR = {"mixup": ("fixed", "alpha", "none")}
 # Other spellings of a value.
 VALUE_ALIASES: dict[str, dict] = {
-    "best_by": {"eval_accuracy": "accuracy", "eval_loss": "loss", "top1": "accuracy"},
     "clip": {"none": 0.0},  # also where an optimizer limits the norm by default
     "compile": {"inductor": True},  # timm's --torchcompile takes the name of a backend
     "dataset": {  # torchtext's names

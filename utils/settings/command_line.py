@@ -33,9 +33,9 @@ def read_command_line(
     description: str,
     say: Callable,
     program: str = "%(prog)s",
-) -> tuple[dict, set[str], dict[str, str]]:
-    """({setting: converted value}, the flags of `short_for` that are given, {flag of `parts_of`:
-    its value}). With --help prints it and exits.
+) -> dict:
+    """{setting: converted value}, with the flags of `short_for` and `parts_of` as they are given.
+    With --help prints it and exits.
 
     Args:
         known: the entry's settings, by name.
@@ -61,19 +61,16 @@ def read_command_line(
             raise UserError(f"{flag!r} has no flag before it: write --name value; see --help")
         more = _owners(canonical_name(flag)) or _hint(flag, known) or "; see --help"
         raise UserError(f"unknown flag {flag}{more}")
-    given = vars(typed)
-    short = {name for name in short_for(known) if given.pop(name, False)}
-    parts = {name: given.pop(name) for name in parts_of(known) if name in given}
-    given = {n: ",".join(v) if isinstance(v, list) else v for n, v in given.items()}
+    given = {n: ",".join(v) if isinstance(v, list) else v for n, v in vars(typed).items()}
     as_typed = _as_typed(argv, known)
-    for name, value in (given | parts).items():
+    for name, value in given.items():
         if value == "":  # such as that of a variable that is not set
             raise UserError(f"--{name}: the value is empty; leave the flag out, or give it a value")
-    values = {name: convert(known[name], value, as_typed[name]) for name, value in given.items()}
+    values = {n: convert(known[n], v, as_typed[n]) if n in known else v for n, v in given.items()}
     for name, value in given.items():
         if (note := VALUE_NOTES.get(name, {}).get(str(value).lower())) is not None:
             say(f"note: {as_typed[name]} {value}: {note}")
-    return values, short, parts
+    return values
 
 
 @functools.cache  # tests read thousands of command lines
@@ -86,6 +83,7 @@ def _parser(settings: tuple[dataclasses.Field, ...], description: str, program: 
         "hyphens instead of underscores. --no_NAME switches an on/off flag off, and the value none "
         "unsets an optional one. " + _other_names(known),
         allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,  # what is not given is not in the result
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=100),
     )
     groups = {}
@@ -97,17 +95,9 @@ def _parser(settings: tuple[dataclasses.Field, ...], description: str, program: 
         for flag, (name, value) in short_for(known).items():
             if name == field.name:
                 text = f"Short for --{name} {value} (default: off)"
-                common: dict = {"dest": flag, "action": "store_true", "default": argparse.SUPPRESS}
-                groups[heading].add_argument(f"--{flag}", help=text, **common)
-                if "_" in flag:
-                    groups[heading].add_argument(
-                        f"--{_hyphens(flag)}", help=argparse.SUPPRESS, **common
-                    )
+                _add_names(groups[heading], [f"--{flag}"], text, dest=flag, action="store_true")
     for flag in parts_of(known):
-        parser.add_argument(
-            *{f"--{flag}", f"--{_hyphens(flag)}"}, dest=flag, default=argparse.SUPPRESS,
-            help=argparse.SUPPRESS,
-        )  # fmt: skip
+        _add_names(parser, [f"--{flag}"], argparse.SUPPRESS, dest=flag)
     return parser
 
 
@@ -119,30 +109,26 @@ class _Parser(argparse.ArgumentParser):
 def _add_flag(group, field: dataclasses.Field) -> None:
     name, (kind, _), bare = field.name, type_of(field), field.metadata["bare"]
     names = [name] + [alias for alias, target in ALIASES.items() if target == name]
-    common = {"dest": name, "default": argparse.SUPPRESS}
     if kind is bool:
         # `--flag`, `--flag false` and `--no_flag` are all understood.
-        common |= {"nargs": "?", "const": "true", "metavar": "true|false"}
+        how: dict = {"nargs": "?", "const": "true", "metavar": "true|false"}
     else:
         named = kind is str and choices_of(field.metadata)
-        metavar = "NAME" if named else kind.__name__.upper()
-        common |= {"metavar": metavar} | ({"nargs": "?", "const": bare} if bare else {})
-        common |= {"nargs": "+"} if field.metadata["many"] else {}
+        how = {"metavar": "NAME" if named else kind.__name__.upper()}
+        how |= {"nargs": "?", "const": bare} if bare else {}
+        how |= {"nargs": "+"} if field.metadata["many"] else {}
     if kind is bool or is_switch(field.metadata):
         off = [f"--no_{n}" for n in names if len(n) > 1]
-        off += [_hyphens(flag) for flag in off if _hyphens(flag) != flag]
-        group.add_argument(
-            *off,
-            dest=name,
-            default=argparse.SUPPRESS,
-            action="store_const",
-            const=False,
-            help=argparse.SUPPRESS,
-        )
-    group.add_argument(f"--{name}", help=_help(field), **common)
-    flags = {_flag(n) for n in names} | {_hyphens(_flag(n)) for n in names}
-    if others := sorted(flags - {f"--{name}"}):  # the end of --help lists the aliases
-        group.add_argument(*others, **common | {"help": argparse.SUPPRESS})
+        _add_names(group, off, argparse.SUPPRESS, dest=name, action="store_const", const=False)
+    _add_names(group, [_flag(n) for n in names], _help(field), dest=name, **how)
+
+
+def _add_names(group, names: list[str], text: str, **how) -> None:
+    """Adds a flag by these names, with underscores or hyphens. `--help` lists the first one alone;
+    its end has the aliases."""
+    group.add_argument(names[0], help=text, **how)
+    if others := sorted({*names, *map(_hyphens, names)} - {names[0]}):
+        group.add_argument(*others, help=argparse.SUPPRESS, **how)
 
 
 def _hint(flag: str, known) -> str:

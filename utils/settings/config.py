@@ -30,7 +30,6 @@ from .values import (
     short_for,
     spelled_out,
     suggestion,
-    with_parts,
 )
 
 # Settings of one invocation: never saved in a recipe, nor kept by --resume.
@@ -116,10 +115,9 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
         came from.
     """
     known = fields(config_class)
-    typed, short, parts = read_command_line(known, argv, description, say)
+    typed = read_command_line(known, argv, description, say)
     from_file = read_yaml(config_class, Path(typed["config"])) if typed.get("config") else {}
-    typed = with_parts(known, typed, parts, "--", beside=from_file)
-    typed = spelled_out(known, typed, short, "--", beside=from_file)
+    typed = spelled_out(known, typed, "--", beside=from_file)
     for either in INSTEAD:
         if any(name in typed for name in either):
             from_file = _without(either, from_file)
@@ -244,16 +242,13 @@ def read_yaml(config_class, path: Path) -> dict:
     content = {} if content is None else content
     if not isinstance(content, Mapping):
         raise UserError(f"--config {path}: 'name: value' lines are needed, one for each setting")
-    known, values, short, parts = fields(config_class), {}, set(), {}
+    known, values = fields(config_class), {}
     for key, value in content.items():
         name = canonical_name(str(key))
-        if name in short_for(known):
-            if not isinstance(value, bool):
-                raise UserError(f"{path}: {key}: {value!r} is not true or false")
-            short |= {name} if value else set()
-            continue
-        if name in parts_of(known):
-            parts[name] = value
+        if name in short_for(known) and not isinstance(value, bool):
+            raise UserError(f"{path}: {key}: {value!r} is not true or false")
+        if name in short_for(known) or name in parts_of(known):
+            values[name] = value
             continue
         if name not in known:
             meaning = MEANINGS.get(name)
@@ -264,8 +259,7 @@ def read_yaml(config_class, path: Path) -> dict:
         if name in values:
             raise UserError(f"{path}: {name} is set twice")
         values[name] = convert(known[name], value, f"{path}: {key}")
-    values = with_parts(known, values, parts, f"{path}: ")
-    return spelled_out(known, values, short, f"{path}: ")
+    return spelled_out(known, values, f"{path}: ")
 
 
 def _recipe_like(path: Path) -> str:

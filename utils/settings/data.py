@@ -78,7 +78,10 @@ class DataSettings(Config):
         except LookupError:
             known = "cp1252, cp1251, gb18030, shift_jis, utf-16-le"
             raise UserError(f"--encoding {self.encoding}: unknown; there are {known} ...") from None
-        if self.subset is not None and self.subset > 1 and not float(self.subset).is_integer():
-            raise UserError(
-                f"--subset {self.subset}: a fraction up to 1, or a whole number of samples"
-            )
+        check_subset(self.subset)
+
+
+def check_subset(subset: float | None) -> None:
+    """Raises UserError if this value of --subset is neither a fraction nor a whole number."""
+    if subset is not None and subset > 1 and not float(subset).is_integer():
+        raise UserError(f"--subset {subset}: a fraction up to 1, or a whole number of samples")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..errors import UserError
-from ..machine.packages import OF_ONNX, missing_text
+from ..machine.packages import require
 from ..setting import setting
 from .config import Config, refuse_beside
 from .distributed import STRATEGIES
@@ -130,8 +130,7 @@ class EngineSettings(Config):
 
     def _check_inference_by_ort(self) -> None:
         """Raises UserError if a package is missing, or a flag excludes ONNX Runtime."""
-        if missing := missing_text(OF_ONNX):
-            raise UserError(f"--engine ort: {missing}")
+        require("--engine ort", "onnx", "onnxscript", "onnxruntime")
         precision, reduced = f"--precision {self.precision}", self.precision not in ("auto", "fp32")
         others = (
             ("--device cuda", self.device == "cuda", "it computes on a CPU; add --device cpu"),

@@ -235,7 +235,6 @@ class PictureSettings(Config):
         if self.dataset not in OWN_PICTURES:
             reason = f"it is for your own pictures, and those of --dataset {self.dataset} are not"
             names: tuple[str, ...] = ("test_fraction", "val_is_validation", "decode", "loader")
-            names += ("group_by",)
             of_files = ("on_bad", "resize_mode", "transparency", "white_level")
             yield names + (() if of_other_files else of_files), reason, "dataset"
             if self.image_size is None and not self.eval_data:
@@ -260,18 +259,19 @@ class PictureSettings(Config):
             yield "data_dir", "--dataset shapes is built in and reads no files", "dataset"
         elif self.dataset not in FILES:
             yield "decode", f"--dataset {self.dataset} is always decoded while training", "dataset"
-            yield "group_by", "it is for pictures in files of their own", "dataset"
+        if self.dataset not in FILES:
+            yield "group_by", "it is for your own pictures, each in a file", "dataset"
         if self.crop == "resized":
             yield ("crop_padding", "padding_mode"), "--crop resized pads nothing", "crop"
         else:
             yield "crop_area", "only --crop resized has areas", "crop"
-        if self.val_is_validation and self.eval_every == 0:
-            reason = "--eval_every 0 never measures on that split"
-            yield "val_is_validation", reason, "eval_every"
-        if self.val_is_validation and not self.eval_data:
-            reason = "--val_is_validation leaves no test set"
-            yield ("report", "flip_test"), reason, "val_is_validation"
         if self.val_is_validation:
+            if self.eval_every == 0:
+                reason = "--eval_every 0 never measures on that split"
+                yield "val_is_validation", reason, "eval_every"
+            if not self.eval_data:
+                reason = "--val_is_validation leaves no test set"
+                yield ("report", "flip_test"), reason, "val_is_validation"
             reason = "--val_is_validation takes val/ for validation"
             yield ("test_fraction", "val_fraction"), reason, "val_is_validation"
         if (policy := self._auto_augment()) is not None and not policy.jitters:
@@ -298,10 +298,8 @@ class PictureSettings(Config):
         try:
             re.compile(self.group_by)
         except re.error as error:
-            raise UserError(
-                f"--group_by {self.group_by}: not a regular expression ({error}): correct it; a "
-                "backslash makes the sign after it stand for itself"
-            ) from None
+            what = f"--group_by {self.group_by}: not a regular expression"
+            raise UserError(f"{what} ({error}): correct it") from None
         if self.color_jitter is not None:
             from ..augment.named_policies import parse_jitter
 
@@ -346,6 +344,10 @@ class PictureSettings(Config):
         size = self.eval_size or self.image_size
         assert size is not None, "`validate` asks for one of them"
         return size / self.val_resize
+
+    @property
+    def reads_in_workers(self) -> bool:
+        return self.dataset in OWN_PICTURES
 
     @property
     def form(self) -> Form:

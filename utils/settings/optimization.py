@@ -4,6 +4,7 @@ import itertools
 from dataclasses import dataclass
 
 from ..errors import UserError
+from ..measures.table import canonical_name
 from ..optim.adamw import betas_of
 from ..optim.entry import optimizer_flag
 from ..optim.schedules import LENGTH_INDEPENDENT, SCHEDULES
@@ -182,9 +183,8 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
     best_by: str | None = optimizer_flag(
         None,
         "What makes weights the best on the validation split, and what early stopping and --sched "
-        "plateau follow: the highest accuracy, of equal ones that with the lowest loss; or the "
-        "lowest loss",
-        choices=("accuracy", "loss"),
+        "plateau follow: accuracy, loss, or another measure (see --metrics); where it is equal the "
+        "lower loss decides",
         default_text="accuracy, but plateau follows the loss",
     )
     on_nonfinite: str = optimizer_flag(
@@ -228,9 +228,10 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
 
     def validate(self):
         super().validate()
+        if self.best_by is not None:
+            self.best_by = canonical_name(self.best_by, "--best_by")
         entry = OPTIMIZERS[self.optimizer]
-        own = entry.values_of(self)
-        defaults = entry.defaults(self.task == "texts", **own) | entry.own_defaults(**own)
+        defaults = self.usual_rates() | entry.own_defaults(**entry.values_of(self))
         for name, value in defaults.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
@@ -247,6 +248,12 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
             )
         milestone_epochs(self.milestones)
         betas_of(self.betas)
+
+    def usual_rates(self) -> dict[str, float | None]:
+        """The optimizer's defaults of learning rate, weight decay and momentum, for this kind of
+        task."""
+        entry = OPTIMIZERS[self.optimizer]
+        return entry.defaults(self.task == "texts", **entry.values_of(self))
 
     def refuse_low_peak(self, peak: float, name: str) -> None:
         """Raises UserError if a schedule that begins or ends elsewhere would run backwards.

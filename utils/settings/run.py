@@ -5,8 +5,11 @@ from functools import partial
 from pathlib import Path
 
 from ..errors import UserError
+from ..machine.packages import require
+from ..measures.table import OF_SKLEARN, names_in
+from ..reporting.trackers import wandb_mode
 from ..setting import setting
-from .actions import ACTIONS, Action, asked_for
+from .actions import ACTIONS, TRAIN, Action, asked_for
 from .config import Config
 
 run_flag = partial(setting, group="the run and its report", resume="free")
@@ -71,6 +74,14 @@ class RunSettings(Config):
         False,
         "At the end, write the accuracy of each class and the confusion matrix on the test set",
         essential=True,
+    )
+    metrics: str | None = run_flag(
+        None,
+        "Measures of every evaluation beside loss and accuracy: for example f1_macro,roc_auc_ovr, "
+        "all of docs/measures.md, or FILE.py:NAME, a function of your own",
+        many=True,
+        resume="free",
+        default_text="f1_macro where classes are unequal, top5_accuracy from 100 classes on",
     )
     final_test: bool = run_flag(
         True, "Measure on the test set at the end; without it only on the validation split"
@@ -157,7 +168,16 @@ class RunSettings(Config):
             self._need_evaluations("--sched plateau")
         if not self.final_test:
             self._need_evaluations("--no_final_test")
+        asked = [*names_in(self.metrics), *([] if self.best_by is None else [self.best_by])]
+        for name in (name for name in asked if name in OF_SKLEARN):
+            require(
+                f"{'--best_by' if name == self.best_by else '--metrics'} {name}", "scikit-learn"
+            )
         save_interval(self.save_every)
+        if self.export == "onnx":
+            require("--export onnx", "onnx", "onnxscript")
+        if self.action is TRAIN and wandb_mode(self.wandb, lambda note: None) != "disabled":
+            require(f"--wandb {self.wandb}", "wandb")
 
     @property
     def action(self) -> Action:

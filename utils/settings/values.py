@@ -65,17 +65,16 @@ def convert(field: dataclasses.Field, value, where: str):
         if not isinstance(value, bool):
             raise wrong
         return value
-    if is_switch(meta) and isinstance(value, bool):
-        value = "on" if value else "off"
     if isinstance(value, bool):
-        if meta["bare"] is not None and value:
+        if is_switch(meta):
+            value = "on" if value else "off"
+        elif value and meta["bare"] is not None:
             return meta["bare"]
-        raise wrong
+        else:
+            raise wrong
     try:
         if kind is int and isinstance(value, float) and not value.is_integer():
             raise wrong
-        if kind is int and isinstance(value, str):
-            value = int(value)
         if kind is str and not isinstance(value, (str, int, float)):  # a list or mapping of YAML
             raise wrong
         value = kind(value)
@@ -145,14 +144,14 @@ def short_for(known) -> dict[str, tuple[str, object]]:
     return {flag: target for flag, target in SHORT_FOR.items() if target[0] in known}
 
 
-def spelled_out(
-    known, values: dict, short: set[str], where: str, beside: Mapping = NOTHING
-) -> dict:
-    """`values` with the flags in `short` (SHORT_FOR), the optimizers of LOCAL and the numbers in
+def spelled_out(known, values: dict, where: str, beside: Mapping = NOTHING) -> dict:
+    """`values` with the flags of PART_OF and SHORT_FOR, the optimizers of LOCAL and the numbers in
     place of words (NUMBER_FOR) replaced by the settings that they stand for; flags in GIVES_WAY
     also give way to `beside`. Raises UserError if one of these settings is given with another
     value, too, or if an --alpha may be either mixup's or that of local steps."""
-    targets = [(flag, *SHORT_FOR[flag]) for flag in sorted(short)]
+    values = _with_parts(known, values, where, beside)
+    short = [flag for flag in sorted(short_for(known)) if values.pop(flag, False)]
+    targets = [(flag, *SHORT_FOR[flag]) for flag in short]
     optimizer, alpha = values.get("optimizer"), values.get("alpha")
     if optimizer in LOCAL:
         values["optimizer"] = LOCAL[optimizer]
@@ -195,14 +194,12 @@ def parts_of(known) -> dict[str, tuple[str, int]]:
     return {flag: target for flag, target in PART_OF.items() if target[0] in known}
 
 
-def with_parts(
-    known, values: dict, parts: Mapping[str, object], where: str, beside: Mapping = NOTHING
-) -> dict:
+def _with_parts(known, values: dict, where: str, beside: Mapping) -> dict:
     """`values` with the settings of which PART_OF's flags give single numbers; the others are those
     of `beside`, or of the default. Raises UserError if the setting is given as well."""
     joined: dict[str, list[str]] = {}
-    for flag, text in parts.items():
-        name, position = PART_OF[flag]
+    for flag in [flag for flag in values if flag in PART_OF]:
+        (name, position), text = PART_OF[flag], values.pop(flag)
         if name in values:
             raise UserError(
                 f"{where}{flag} {text} is a part of --{name}, and --{name} {values[name]} is given "

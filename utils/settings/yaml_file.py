@@ -54,17 +54,18 @@ for name, pattern in NUMBERS.items():
     Loader.add_implicit_resolver(f"tag:yaml.org,2002:{name}", pattern, list("-+.0123456789"))
 
 
-def read_yaml_file(path: Path, flag: str) -> object:
+def read_yaml_file(path: Path, flag: str, loader: type[yaml.SafeLoader] = Loader) -> object:
     """What is in the file.
 
     Args:
         flag: that names it, for messages.
+        loader: makes values of what is there.
 
     Raises:
         UserError: it cannot be read, or is not YAML.
     """
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader)
+        return yaml.load(path.read_text(encoding="utf-8"), loader)
     except OSError as error:
         raise UserError(f"{flag} {path}: {reason(error)}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # Unicode's is a ValueError

@@ -18,6 +18,7 @@ from ..mixup.meta import PolicyMixup, SampleMixup, VirtualStep
 from ..mixup.mixing import Mixing
 from ..mixup.policy import MixupPolicy, can_tell_pairs_apart
 from ..plural import counted
+from ..training.class_balance import ClassBalance
 from ..training.controls import MixingControl
 from ..training.objective import Precision, mixed_cross_entropy
 from .task import AutoSplit, Task
@@ -149,14 +150,15 @@ def _description(strength, samples: int, release_epoch: int) -> str:
     )
 
 
-def learns_pairs(settings, classes: int, step_size: int, total_steps: int) -> bool:
+def learns_pairs(settings, task: Task, total_steps: int) -> bool:
     """Whether the policy of --mixup meta can learn something about each pair of classes, in a run
-    of `total_steps` optimizer steps of `step_size` samples."""
+    of `total_steps` optimizer steps."""
+    step_size = task.train.step_size
     if settings.mixup != "meta" or settings.meta_form != "policy":
         return False
     return can_tell_pairs_apart(
-        classes,
-        samples=step_size if settings.task == "texts" else min(settings.meta_batch, step_size),
+        len(task.card.classes),
+        samples=step_size if task.learns_from_all_pairs else min(settings.meta_batch, step_size),
         updates=total_steps // settings.meta_every,
         decay=settings.meta_lr * settings.meta_decay,
     )
@@ -169,6 +171,7 @@ def build_meta(
     precision: Precision,
     exchange: Exchange | None = None,
     for_pairs: bool = True,
+    balance: ClassBalance | None = None,
 ) -> PolicyMixup | SampleMixup | None:
     """With --mixup meta, the object that learns how to mix.
 
@@ -176,10 +179,17 @@ def build_meta(
         strategy: holds the model's tensors.
         exchange: with the other ranks; None: no communication.
         for_pairs: see `learns_pairs`.
+        balance: the training loss, if it is not plain cross-entropy.
     """
     if settings.mixup != "meta":
         return None
-    losses = functools.partial(mixed_cross_entropy, label_smoothing=settings.label_smoothing)
+    losses: Callable = functools.partial(
+        mixed_cross_entropy, label_smoothing=settings.label_smoothing
+    )
+    weigh = None
+    if balance is not None:
+        losses = balance.losses
+        weigh = None if balance.weights is None else balance.sample_weights
     # fp16 would lose small gradients without a loss scaler: the virtual step is then in fp32.
     uses_bf16 = precision.name == "bf16"
     autocast = precision.autocast if uses_bf16 else contextlib.nullcontext
@@ -191,6 +201,7 @@ def build_meta(
         exchange,
         strategy,
         settings.grad_checkpointing,
+        weigh,
     )
     if settings.meta_form == "sample":
         return SampleMixup(virtual, settings.meta_lr)

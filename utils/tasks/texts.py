@@ -1,31 +1,18 @@
-"""The task of texts: from settings to tokens and loaders."""
+"""The task of texts, with its loaders. Its data are in text_data.py."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import ClassVar
 
 import torch
 
-from ..data.class_names import names_notes
-from ..data.texts.cache import load_tokenized
-from ..data.texts.csv_texts import CLASS_NAMES, class_names, notes_of, read_files, to_texts
+from ..data.texts.equal_tokens import EqualTokensLoader
 from ..data.texts.loader import TextLoader
-from ..data.texts.published_csv import PUBLISHED, line_end_of
-from ..data.texts.rows import column_names, read_samples, whole_number
-from ..data.texts.sources import TextRequest
-from ..data.texts.token_store import (
-    TokenizedData,
-    TokenSplit,
-    content_fingerprint,
-    lines_on_losses,
-)
-from ..data.texts.tokenizer import encode, tokenizer_from_json
-from ..data.texts.tokenizer_request import TokenizerRequest
+from ..data.texts.published_csv import line_end_of
+from ..data.texts.token_store import TokenizedData, TokenSplit
 from ..errors import UserError
 from ..exchange import Exchange
 from ..local.workers import Workers
-from ..plural import counted
 from ..reporting.console import Console
 from ..settings import TextSettings
 from ..settings.config import COMMAND_LINE, DEFAULT, FILE
@@ -33,6 +20,7 @@ from ..weights.card import TextCard
 from .kinds import Kind
 from .mixing import auto_split, build_mixing
 from .task import Task, counts_text
+from .text_data import load_texts, read_table
 
 
 @dataclass(frozen=True)
@@ -40,6 +28,9 @@ class TextTask(Task):
     """A data set of texts, with its loaders."""
 
     SKIPPED = "skipped_rows"
+    shapes_vary = True
+    learns_from_all_pairs = True  # the model mixes texts, and needs the partners
+
     train: TextLoader
 
     def further_entries(self) -> dict:
@@ -59,7 +50,7 @@ def load_text_task(
     workers: Workers | None = None,
     micro_batches: int | None = None,
 ) -> TextTask:
-    """Loads, splits and encodes the texts that the settings name.
+    """Loads the data set, splits and encodes it and makes the loaders, all as `settings` say.
 
     Args:
         tokenizer: JSON of the tokenizer that the weights were trained with; None: the settings name
@@ -70,15 +61,7 @@ def load_text_task(
     """
     exchange = exchange or Exchange()
     workers = workers or Workers.divide(exchange.size, exchange.rank, exchange.size)
-    with exchange.in_turn():  # one rank downloads and encodes, the others memory-map its files
-        data = _load_data(settings, tokenizer)
-    encoded = {name: [split] for name, split in data.splits.items()}
-    resumed = settings.resume is not None
-    losses = lines_on_losses(encoded, data.tokenizer_json, settings.max_len, trained=resumed)
-    for note in data.notes + losses:
-        console.say(note)
-    for note in names_notes(data.classes):
-        console.say(f"note: {note}")
+    data = load_texts(settings, console, exchange, tokenizer)
     card = TextCard(
         tuple(data.classes),
         data.tokenizer_json,
@@ -88,20 +71,44 @@ def load_text_task(
         settings.pooling,
         line_end_of(settings.dataset),
     )
+    task = _make_loaders(settings, data, card, device, console, exchange, workers, micro_batches)
+    console.say(
+        f"{data.name}: {counts_text('texts', data.train, data.val, data.test)} of "
+        f"{len(data.classes)} classes from {data.source}; {data.train.lengths.mean():.0f} tokens "
+        f"each on average, vocabulary {data.vocab_size:,}"
+    )
+    return task
+
+
+def _make_loaders(
+    settings: TextSettings,
+    data: TokenizedData,
+    card: TextCard,
+    device: torch.device,
+    console: Console,
+    exchange: Exchange,
+    workers: Workers,
+    micro_batches: int | None,
+) -> TextTask:
+    """The task with loaders of these splits, as the settings say; see `load_text_task`."""
     auto = auto_split(settings, data.train.labels)
+    loader_class: type[TextLoader] = TextLoader
+    step: dict = {"step_size": settings.global_batch}
+    if settings.batch_tokens is not None:
+        loader_class = EqualTokensLoader
+        step = {"batch_tokens": settings.batch_tokens, "micro_batches": micro_batches}
     train = _loader(
         data.train,
         settings,
         device,
         exchange,
+        loader_class,
+        **step,
         rank=workers.own[0],
         ranks=workers.size,
+        accumulation=settings.accumulation_steps,
         shuffle=True,
         seed=settings.seed,
-        accumulation=settings.accumulation_steps,
-        step_size=settings.global_batch,
-        micro_batches=micro_batches,
-        batch_tokens=settings.batch_tokens,
         mixing=build_mixing(
             settings,
             strength=None if auto is None else auto.strength,
@@ -109,14 +116,10 @@ def load_text_task(
             say=console.say,
         ),
         hold_out=auto and auto.hold_out,
+        by_class=settings.class_sampler == "balanced",
     )
     test = _loader(data.test, settings, device, exchange)
     val = None if data.val is None else _loader(data.val, settings, device, exchange)
-    console.say(
-        f"{data.name}: {counts_text('texts', data.train, data.val, data.test)} of "
-        f"{len(data.classes)} classes from {data.source}; {data.train.lengths.mean():.0f} tokens "
-        f"each on average, vocabulary {data.vocab_size:,}"
-    )
     held_out, trained = None, None
     if auto is not None:
         held_out, trained = (
@@ -126,94 +129,19 @@ def load_text_task(
     return TextTask(data, card, train, test, val, auto, held_out, trained)
 
 
-def _load_data(settings: TextSettings, tokenizer: str | None) -> TokenizedData:
-    return load_tokenized(
-        settings.dataset,
-        text_request(settings),
-        TokenizerRequest(
-            settings.tokenizer,
-            settings.vocab_size,
-            settings.lowercase,
-            tokenizer,
-            settings.min_freq,
-            None if settings.vocab is None else Path(settings.vocab),
-        ),
-        cache_dir=settings.cache_dir,
-        val_fraction=settings.val_fraction,
-        subset=settings.subset,
-        seed=settings.seed,
-    )
-
-
-def text_request(settings: TextSettings) -> TextRequest:
-    """Which files, columns and rows the settings ask for."""
-
-    def path(name: str | None) -> Path | None:
-        return None if name is None else Path(name)
-
-    return TextRequest(
-        data_dir=Path(settings.data_dir),
-        train_file=path(settings.train_file),
-        test_file=path(settings.test_file),
-        val_file=path(settings.val_file),
-        text_columns=tuple(column_names(settings.text_columns) or ()),
-        label_column=settings.label_column,
-        on_bad=settings.on_bad,
-        clean=settings.clean_text,
-        encoding=settings.encoding,
-        header=settings.header,
-        max_bad=settings.max_bad,
-        group_column=settings.group_column,
-        divided=bool(settings.val_fraction) or settings.test_file is None,
-        # A recipe's gives way to a test file.
-        test_fraction=None if settings.test_file else settings.test_fraction,
-    )
-
-
 def _loader(
-    split: TokenSplit, settings: TextSettings, device: torch.device, exchange: Exchange, **options
-):
+    split: TokenSplit,
+    settings: TextSettings,
+    device: torch.device,
+    exchange: Exchange,
+    loader_class: type[TextLoader] = TextLoader,
+    **options,
+) -> TextLoader:
     ranks = {"rank": exchange.rank, "ranks": exchange.size}
-    return TextLoader(
+    return loader_class(
         split.tokens, split.offsets, split.labels, batch_size=settings.batch_size, device=device,
         max_len=settings.max_len, **ranks | options,
     )  # fmt: skip
-
-
-def _load_all_of(path: Path, run, card: TextCard) -> TextTask:
-    """All texts of a table, for the trained model whose card this is."""
-    settings, say, classes = run.settings, run.console.say, list(card.classes)
-    request = text_request(settings)
-    written = _as_written(path, settings.dataset, classes, request)
-    samples = read_files(request, {"test": path}, tuple(written), card.line_end)
-    texts = to_texts(samples["test"], written)
-    tokens, offsets = encode(tokenizer_from_json(card.tokenizer), texts.texts)
-    split = TokenSplit(tokens, offsets, texts.labels)
-    losses = lines_on_losses({"test": [split]}, card.tokenizer, card.max_len, trained=True)
-    for note in notes_of(samples) + losses:
-        say(note)
-    say(f"{counted(len(texts), 'text')} of {len(classes)} classes from {path}")
-    fingerprint = content_fingerprint(classes, card.tokenizer, {"test": split})
-    data = SimpleNamespace(classes=classes, fingerprint=fingerprint)
-    test = _loader(split, settings, run.device, run.exchange)
-    return TextTask(data, card, test, test, None)
-
-
-def _as_written(path: Path, dataset: str, classes: list[str], request: TextRequest) -> list[str]:
-    """The classes as the table at `path` has them: as numbers if it is one of the published files,
-    or if a file beside it names them."""
-    published = dataset in PUBLISHED
-    if not published and not (path.parent / CLASS_NAMES).is_file():
-        return classes
-    any_row = replace(request, on_bad="skip", max_bad=1.0)
-    labels = {whole_number(label) for label in read_samples(path, any_row).labels}
-    if None in labels:
-        return classes
-    if published:
-        return [str(number) for number in range(1, len(classes) + 1)]
-    numbers = sorted(labels, key=int)
-    number_of = dict(zip(class_names(path, numbers, request.encoding)[0], numbers, strict=True))
-    return [number_of.get(name, name) for name in classes]
 
 
 class Texts(Kind):
@@ -229,8 +157,10 @@ class Texts(Kind):
     def load_task(self, run, card, pretrained) -> TextTask:
         settings = self.settings
         if settings.eval_data is not None:
-            return _load_all_of(Path(settings.eval_data), run, card)
-        if pretrained is not None and isinstance(pretrained.card, TextCard):
+            split, data = read_table(Path(settings.eval_data), settings, card, run.console.say)
+            test = _loader(split, settings, run.device, run.exchange)
+            return TextTask(data, card, test, test, None)
+        if pretrained is not None and pretrained.card is not None:
             card = pretrained.card
             check_belongs(settings, run.origin, card)
         elif pretrained is not None and settings.tokenizer_is_trained:

@@ -9,6 +9,7 @@ Ranks communicate only after each has its answer, so the model is the plain one,
 wraps it. FSDP, which divides the model, needs less than is found here.
 """
 
+import bisect
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -96,13 +97,7 @@ def largest_that_fits(
 def first_that_fits(fits: Callable[[int], bool], count: int) -> int:
     """The smallest index below `count` for which `fits` is true, or `count` if there is none;
     `fits` must be true from there on. If none fits, the last call is `fits(count - 1)`."""
-    if fits(0):
-        return 0
-    low, high = 0, count  # low does not fit; high does, or is count
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
+    return 0 if fits(0) else bisect.bisect_left(range(count), True, lo=1, key=fits)
 
 
 @contextlib.contextmanager

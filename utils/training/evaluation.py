@@ -1,8 +1,9 @@
 """Evaluation: every sample once, in evaluation mode, by counts."""
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 
 from ..exchange import Exchange
 from ..machine.backends import search_plans
+from ..measures.compute import Interval, wilson_interval
+from ..measures.measures import Measures, figures_text
+from ..measures.table import MEASURES, Measure
 from .objective import SUMS, Precision, classification_sums, figures, stacked
 
 
@@ -25,11 +29,25 @@ class Evaluation:
     # Loss and accuracy of the mean probabilities of each picture and its mirror image (`flip`)
     flip_loss: float | None = None
     flip_accuracy: float | None = None
+    # Further measures, their values by name (None: undefined), and what computes the intervals.
+    measures: Sequence[Measure] = ()
+    values: dict[str, float | None] = field(default_factory=dict)
+    further_intervals: Callable[[], dict[str, Interval]] = dict
 
     @property
     def figures(self) -> dict:
         """For the metrics and the summary."""
-        return {"loss": self.loss, "accuracy": self.accuracy, "samples": self.samples}
+        known = {"loss": self.loss, "accuracy": self.accuracy, "samples": self.samples}
+        return known | self.values
+
+    def intervals(self) -> dict[str, Interval]:
+        """{name: 95 % interval}; of further measures computed here, in up to some seconds."""
+        return {"accuracy": self._accuracy_interval} | self.further_intervals()
+
+    @property
+    def _accuracy_interval(self) -> Interval:
+        low, high = wilson_interval(self.accuracy / 100 * self.samples, self.samples)
+        return 100 * low, 100 * high
 
     @property
     def flip_figures(self) -> dict:
@@ -38,8 +56,12 @@ class Evaluation:
             return {}
         return {"loss": self.flip_loss, "accuracy": self.flip_accuracy}
 
-    def in_words(self, split: str) -> str:
-        return f"{split} loss {self.loss:.4f}, accuracy {self.accuracy:.2f} %"
+    def in_words(self, intervals: dict[str, Interval] | None = None) -> str:
+        """The accuracy and the further measures, with their intervals if these are given; else only
+        the accuracy with its own."""
+        shown = MEASURES["accuracy"], *self.measures
+        intervals = intervals or {"accuracy": self._accuracy_interval}
+        return figures_text(shown, self.figures, intervals)
 
 
 def evaluate(
@@ -47,16 +69,18 @@ def evaluate(
     batches: Iterable,
     precision: Precision,
     interrupted: Callable[[], bool] = lambda: False,
-    classes: int | None = None,
+    measures: Measures | None = None,
+    confusions: bool = False,
     exchange: Exchange | None = None,
     flip: bool = False,
 ) -> Evaluation | None:
     """Mean loss and accuracy of `model` over `batches`, each sample counted once.
 
     The host reads the sums once, at the end. Returns None if `interrupted()` has become true. With
-    the number of `classes` the confusion matrix is counted too. With an `exchange` each rank passes
-    its own batches, as many as the others, and the counts are of all ranks. With `flip` the inputs
-    are pictures, and a second forward pass of each batch takes their mirror images.
+    `measures` these are measured as well, and with `confusions` the confusion matrix is returned
+    even if none of them needs it. With an `exchange` each rank passes its own batches, as many as
+    the others, and the counts are of all ranks. With `flip` the inputs are pictures, and a second
+    forward pass of each batch takes their mirror images.
     """
     exchange = exchange or Exchange()
     training = model.training
@@ -64,7 +88,7 @@ def evaluate(
     search_plans(False)  # the trainer decides again for each of its micro-batches
     # Of the samples as they are, and with their mirror images.
     sums = torch.zeros(2, len(SUMS), dtype=torch.float64, device=precision.device)
-    counts = torch.zeros((classes or 0) ** 2, dtype=torch.int64, device=precision.device)
+    tally = None if measures is None else measures.tally(precision.device, confusions)
     try:
         # Not inference_mode: weights that FSDP gathers in the forward pass, or what a model of the
         # user's keeps of it, are needed in training.
@@ -83,16 +107,22 @@ def evaluate(
                     log_p = mean_log_probabilities(logits, mirrored)
                     loss = F.nll_loss(log_p, batch.targets, reduction="sum")
                     sums[1] += stacked(classification_sums(loss, log_p, batch.targets), SUMS)
-                if classes:
-                    cell = batch.targets * classes + logits.argmax(1)
-                    counts.scatter_add_(0, cell, torch.ones_like(cell))
+                if tally is not None:
+                    tally.add(logits, batch.targets)
     finally:
         model.train(training)
     values = exchange.sum(sums).tolist()
     plain, flipped = (dict(zip(SUMS, row, strict=True)) for row in values)
-    counts = exchange.sum(counts) if classes else counts
-    matrix = counts.reshape(classes, classes).cpu().numpy() if classes else None
-    result = Evaluation(**figures(plain), samples=int(plain["samples"]), confusion=matrix)
+    result = Evaluation(**figures(plain), samples=int(plain["samples"]))
+    if measures is not None and tally is not None:
+        counts = tally.counts(exchange)
+        result = replace(
+            result,
+            confusion=counts.confusions,
+            measures=measures.further,
+            values=measures.values(counts, exchange),
+            further_intervals=partial(measures.intervals, counts),
+        )
     if not flip:
         return result
     mean = figures(flipped)

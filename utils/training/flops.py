@@ -5,6 +5,8 @@ operations that the model needs in forward and backward pass, not those that are
 recomputed activations, mixing or the optimizer), over those that the GPU could do in this time.
 """
 
+import re
+
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -15,8 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 # A backward pass computes two gradients for each product of the forward pass.
 PASSES = 3
 # Operations per second of dense matrix products in half precision with float32 sums, by NVIDIA's
-# data sheets (where these give the figure for sparse matrices: half of it). By a part of the name
-# that PyTorch gives the GPU; the first that fits counts.
+# data sheets (where these give the figure for sparse matrices: half of it). By whole words of the
+# name that PyTorch gives the GPU, as a regular expression; the first that fits counts.
 PEAKS = (
     ("B200", 2250e12),  # Blackwell B200 data sheet (HGX): 36 PFLOP/s sparse for 8
     ("GH200", 989e12),  # GH200 data sheet
@@ -36,7 +38,7 @@ PEAKS = (
     ("RTX 5090", 209.5e12),  # Blackwell architecture white paper, with float32 sums
     ("RTX 4090", 165.2e12),  # Ada architecture white paper, with float32 sums
     ("RTX 3090", 71e12),  # GA102 architecture white paper, with float32 sums
-    ("V100-SXM", 125e12),  # V100 data sheet
+    (r"V100-SXM\d", 125e12),  # V100 data sheet
     ("V100-PCIE", 112e12),
     ("T4", 65e12),  # T4 data sheet
 )
@@ -52,15 +54,7 @@ def peak_of(name: str, precision: str) -> float | None:
     """
     if precision == "fp32" or "Laptop" in name:  # a laptop's has the same name and another power
         return None
-    words = name.replace("-", " ").split()
-    return next((peak for part, peak in PEAKS if _names(part, name, words)), None)
-
-
-def _names(part: str, name: str, words: list[str]) -> bool:
-    """Whether `part` is in the name as whole words: "L4" is not in "NVIDIA L40"."""
-    sought = part.split()
-    whole = any(words[i : i + len(sought)] == sought for i in range(len(words)))
-    return whole or ("-" in part and part in name)
+    return next((peak for part, peak in PEAKS if re.search(rf"\b{part}\b", name)), None)
 
 
 def forward_flops(model: nn.Module, sample: Tensor) -> int | None:

@@ -76,9 +76,12 @@ class Guard:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         return self.strategy.norm(torch.nn.utils.get_total_norm(gradients))
 
-    def scale_gradients(self, factor: float) -> None:
-        """Multiplies all gradients."""
-        torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], factor)
+    def scale_gradients(self, factor: float | Tensor) -> None:
+        """Multiplies all gradients; `factor` may be () on the device."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        if isinstance(factor, Tensor):
+            factor = factor.to(gradients[0].dtype)  # a GPU's kernel takes no other
+        torch._foreach_mul_(gradients, factor)
 
     def agree(self, loss: Tensor) -> Tensor:
         """`Strategy.agree` on this rank's loss of the step, (), and on the model's buffers."""

@@ -58,11 +58,10 @@ class TrainingLog:
         """
         mean = figures(sums)
         if self.console.live:  # in few words: the line has 80 characters
-            weighted = mean.get("accuracy_weighted")
-            accuracy = (
-                f"{mean['accuracy']:.1f} %" if weighted is None else f"{weighted:.1f} % weighted"
-            )
-            self.console.progress(f"loss {mean['loss']:.3f}, {accuracy}")
+            weighted = "accuracy_weighted" in mean
+            accuracy = mean["accuracy_weighted" if weighted else "accuracy"]
+            note = " weighted" * weighted
+            self.console.progress(f"loss {mean['loss']:.3f}, {accuracy:.1f} %{note}")
             return
         text = f"epoch {epoch:.2f}: {_train_text(mean)}"
         if speed:
@@ -75,7 +74,7 @@ class TrainingLog:
     ) -> None:
         line = f"epoch {epoch_text(epoch)}: {_train_text(train)}"
         if evaluation is not None:
-            line += f"; {evaluation.in_words(split)}"
+            line += f"; {split} loss {evaluation.loss:.4f}, {evaluation.in_words()}"
         self.console.say(line + note)
 
     def advise(self, time_share: Mapping[str, float], is_last: bool = False) -> None:

@@ -9,12 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..fused.cross_entropy import fused_cross_entropy
+from .class_balance import ClassBalance
 
 # Names of the sums over samples.
 SUMS = ("loss", "correct", "samples")
 # Further sums where samples may be mixed. `correct` then counts lambda for a sample's own class and
 # 1 - lambda for its partner's. `larger_lambda` is the sum of the larger of lambda and 1 - lambda.
 MIXED_SUMS = ("larger_lambda", "mixed", "clean_correct", "clean_samples")
+WEIGHT = "weight"  # a further sum where classes have weights: those of the samples
 CLEAN_FRACTION = 1 / 8  # of each batch that --log_clean_accuracy also evaluates unmixed
 
 
@@ -77,6 +79,8 @@ class Classification:
         mixes_inside: the model itself mixes: the mixing plan is its second argument.
         fused: the loss of mixed batches reads the logits once, and keeps less for the backward
             pass.
+        balance: the loss for classes that are not equal; it then takes the place of the usual one,
+            also of the fused one. With weights there is one more of the sums, WEIGHT.
     """
 
     def __init__(
@@ -88,11 +92,14 @@ class Classification:
         clean_accuracy: bool = False,
         mixes_inside: bool = False,
         fused: bool = False,
+        balance: ClassBalance | None = None,
     ):
         self.model, self.precision, self.label_smoothing = model, precision, label_smoothing
-        self.sums = SUMS + MIXED_SUMS if counts_mixing else SUMS
+        self.sums: tuple[str, ...] = SUMS + MIXED_SUMS if counts_mixing else SUMS
         self.clean_accuracy, self.mixes_inside = clean_accuracy, mixes_inside
-        self.fused = fused
+        self.fused, self.balance = fused, balance
+        if balance is not None and balance.weights is not None:
+            self.sums += (WEIGHT,)
 
     def __call__(
         self, inputs: Tensor, targets: Tensor, mix_plan=None
@@ -115,6 +122,9 @@ class Classification:
         sums = dict.fromkeys(self.sums, torch.zeros_like(sums["samples"])) | sums
         if mix_plan is not None:
             sums |= mixed_sums(logits, targets, mix_plan)
+        if self.balance is not None and self.balance.weights is not None:
+            weights = self.balance.sample_weights(targets, *mixed_with(targets, mix_plan))
+            sums[WEIGHT] = weights.detach().double().sum()
         if self.clean_accuracy:
             sums |= self._clean_sums(inputs, targets)
         return loss, sums
@@ -129,14 +139,17 @@ class Classification:
 
     def losses(self, logits: Tensor, targets: Tensor, mix_plan=None) -> Tensor:
         """(n, classes), (n,) -> the loss of each sample (n,)."""
+        mixed = mixed_with(targets, mix_plan)
+        if self.balance is not None:
+            return self.balance.losses(logits, targets, *mixed)
         if mix_plan is None:
             return F.cross_entropy(
                 in_float32(logits), targets, reduction="none", label_smoothing=self.label_smoothing
             )
         fused = self.fused and not mix_plan.lam.requires_grad
         cross_entropy = fused_cross_entropy if fused else mixed_cross_entropy
-        partners = targets[mix_plan.partner]
-        return cross_entropy(logits, targets, partners, mix_plan.lam, self.label_smoothing)
+        partners, lam = mixed
+        return cross_entropy(logits, targets, partners, lam, self.label_smoothing)
 
     def _clean_sums(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Those of the unmixed part; without gradients, random numbers or an update of BatchNorm's
@@ -151,6 +164,11 @@ class Classification:
         correct = (logits.argmax(1) == targets[:count]).sum()
         samples = torch.full_like(correct, len(logits))
         return {"clean_correct": correct.double(), "clean_samples": samples.double()}
+
+
+def mixed_with(targets: Tensor, mix_plan) -> tuple[Tensor, ...]:
+    """(classes of the partners, lambda), (n,) each; () if nothing is mixed."""
+    return () if mix_plan is None else (targets[mix_plan.partner], mix_plan.lam)
 
 
 def first_samples(inputs, k: int):
@@ -217,13 +235,14 @@ def figures(sums: Mapping[str, float]) -> dict:
     With SUMS alone they are `loss` and `accuracy`. With MIXED_SUMS the accuracy is weighted by
     lambda and called `accuracy_weighted`. `lambda` is there where samples were mixed: the mean of
     the larger of lambda and 1 - lambda. `accuracy_clean` is there where unmixed samples were
-    evaluated.
+    evaluated. With WEIGHT the loss is the weighted mean.
     """
     mixed = "mixed" in sums
     accuracy, samples = "accuracy_weighted" if mixed else "accuracy", sums["samples"]
     if not samples:
         return {"loss": float("nan"), accuracy: float("nan")}
-    result = {"loss": sums["loss"] / samples, accuracy: 100 * sums["correct"] / samples}
+    loss = sums["loss"] / (sums.get(WEIGHT, samples) or math.nan)
+    result = {"loss": loss, accuracy: 100 * sums["correct"] / samples}
     if mixed and sums["mixed"]:
         result["lambda"] = sums["larger_lambda"] / sums["mixed"]
     if mixed and sums["clean_samples"]:

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ..measures.table import MEASURES, Measure
+
 # PyTorch is not imported here: the entry scripts import this module before they check the flags.
 
 
@@ -50,6 +52,7 @@ class Progress:
     best_epoch: float | None = None
     best_val_accuracy: float | None = None
     best_val_loss: float | None = None  # of the best step; None in older checkpoints
+    best_val_value: float | None = None  # likewise, of a measure that --best_by names
     lowest_val_loss: float | None = None
     since_best: int = 0  # evaluations on the validation split since the best or the lowest loss
     stopped_early: bool = False
@@ -65,11 +68,18 @@ class Progress:
         self.epoch_sums = named_sums(self.epoch_sums)
         self.window_sums = named_sums(self.window_sums)
 
-    def take_validation(self, accuracy: float, loss: float, by: str | None) -> tuple[bool, bool]:
+    def take_validation(
+        self,
+        accuracy: float,
+        loss: float,
+        by: Measure = MEASURES["accuracy"],
+        value: float | None = None,
+    ) -> tuple[bool, bool]:
         """Takes the figures of an evaluation on the validation split.
 
         Args:
-            by: "loss"; or "accuracy", likewise None, where equal ones are judged by the loss.
+            by: the measure that decides; equal values are judged by the loss.
+            value: of that measure, if it is neither accuracy nor loss; None: undefined.
 
         Returns:
             (whether they are the best so far, whether the loss is the lowest so far)
@@ -79,16 +89,19 @@ class Progress:
         most, before = self.best_val_accuracy, self.best_val_loss  # None: not finite, or not known
         if most is None:
             best = True
-        elif by == "loss":
+        elif by.name == "loss":
             best = before is None or loss < before
         else:
-            tie = accuracy == most and before is not None and loss < before
-            best = accuracy > most or tie
+            is_accuracy = by.name == "accuracy"
+            now, then = (accuracy, most) if is_accuracy else (value, self.best_val_value)
+            tie = now == then and before is not None and loss < before
+            best = by.is_better(now, then) or tie
         finite = loss if math.isfinite(loss) else None  # JSON has no infinity
         if falls or lowest is None:
             self.lowest_val_loss = finite
         if best:
             self.best_val_accuracy, self.best_val_loss = accuracy, finite
+            self.best_val_value = value
         return best, falls
 
     def load(self, saved: dict) -> None:

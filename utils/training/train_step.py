@@ -26,7 +26,7 @@ from ..distributed.strategies.base import Strategy
 from ..mixup.meta import PolicyMixup, SampleMixup
 from .average import Average
 from .guard import Guard
-from .objective import SUMS, Precision, stacked
+from .objective import SUMS, WEIGHT, Precision, stacked
 from .progress import LeftOut, Progress
 from .steps import Steps
 
@@ -106,6 +106,8 @@ class TrainStep(Steps):
         host fills."""
         self.strategy.collect_gradients()
         self.scaler.unscale_(self.optimizer)
+        if WEIGHT in self.sum_names:
+            self._divide_by_weight()
         norm, loss = self.guard.gradient_norm(), self.guard.agree(self.step_sums[self._loss])
         self.guard.tell_scaler(self.scaler, self.optimizer, norm)
         bad = self.guard.judge(loss, norm, step, self.scaler.is_enabled())
@@ -124,6 +126,14 @@ class TrainStep(Steps):
         self.window += torch.where(bad, 0.0, self.step_sums)
         self.step_sums.zero_()
         self.guard.remember()
+
+    def _divide_by_weight(self) -> None:
+        """The passes have divided the sum of the weighted losses by the samples of the step. Makes
+        the gradients those of this sum divided by the sum of the weights, over all ranks."""
+        own = [self.step_sums[self.sum_names.index(name)] for name in ("samples", WEIGHT)]
+        samples, weight = self.exchange.sum(torch.stack(own)).unbind()
+        # All samples of a step may have weight 0: there is nothing to learn from them.
+        self.guard.scale_gradients(torch.where(weight > 0, samples / weight, 0.0))
 
     def pass_without_effect(self, batch: Batch) -> None:
         loss, _ = self.objective(batch.inputs, batch.targets, batch.mix_plan)

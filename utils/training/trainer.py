@@ -5,6 +5,7 @@ before a checkpoint (`_read_sums`), in every evaluation, and up to 8 times in a 
 auto` (`control_mixing`).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from ..data.loader import Loader
 from ..errors import UserError
 from ..launch.signals import AgreedSignal, StoppedBySignal
 from ..machine.backends import search_plans
+from ..measures.table import MEASURES, Measure
 from ..plural import counted
 from .controls import Freeze, MixingControl
 from .evaluation import Evaluation
@@ -42,9 +44,9 @@ class TrainingPlan:
     # Evaluations on "val" without better weights or a lower loss after which training stops; None:
     # never.
     early_stop_patience: int | None = None
-    # What makes weights better: "accuracy" or "loss"; None: accuracy, while the schedule is told
-    # the loss.
-    best_by: str | None = None
+    # What makes weights better, and what the schedule is told; None: the accuracy, while the
+    # schedule is told the loss.
+    best_by: Measure | None = None
     on_nonfinite: str = "stop"  # or "skip", when a loss or gradient is not finite
 
 
@@ -89,6 +91,7 @@ class Trainer:
         self.enter = enter or (lambda phase: None)
         self.progress = steps.progress
         self.progress.epoch_sums = self._no_sums()
+        self.evaluation: Evaluation | None = None  # the last one of this process
         self.clock, self.times = clock or Clock(self.progress, device), PhaseTimes(device)
         self.on_nonfinite = OnNonFinite(
             plan.on_nonfinite, log.console, saver, steps.precision.name == "fp16"
@@ -171,9 +174,10 @@ class Trainer:
         """If a signal interrupts it, the loop stops after its first step."""
         evaluation = self._evaluate()
         if evaluation is not None:
-            split = self.plan.eval_split
+            split, text = self.plan.eval_split, evaluation.in_words()
             self.log.metrics.write(**self._position(), split=split, **evaluation.figures)
-            self.log.console.say(f"before the first step: {evaluation.in_words(split)}")
+            text = f"{split} loss {evaluation.loss:.4f}, {text}"
+            self.log.console.say(f"before the first step: {text}")
 
     def _evaluate(self) -> Evaluation | None:
         self.enter("evaluating")
@@ -296,6 +300,7 @@ class Trainer:
         if evaluation is not None:
             progress.evaluated = at | {"split": plan.eval_split} | evaluation.figures
             log.metrics.write(**progress.evaluated)
+            self.evaluation = evaluation
             if plan.eval_split == "val":
                 best, note = self._update_best(evaluation, at["epoch"])
         log.say_epoch(at["epoch"], train, plan.eval_split, evaluation, note + steps.note())
@@ -310,19 +315,30 @@ class Trainer:
     def _update_best(self, evaluation: Evaluation, epochs_done: float) -> tuple[bool, str]:
         """(whether these weights are the best so far, a note for the log line)."""
         progress, by, note = self.progress, self.plan.best_by, ""
-        best, falls = progress.take_validation(evaluation.accuracy, evaluation.loss, by)
+        decides = MEASURES["accuracy"] if by is None else by
+        accuracy, loss, value = (
+            evaluation.accuracy,
+            evaluation.loss,
+            evaluation.figures[decides.name],
+        )
+        if value is None and math.isfinite(loss):
+            raise UserError(
+                f"--best_by {decides.name} is undefined on the validation split, as where it has "
+                "one class alone: enlarge it with --val_fraction, or take --best_by accuracy"
+            )
+        best, falls = progress.take_validation(accuracy, loss, decides, value)
         progress.since_best = 0 if best or falls else progress.since_best + 1
         if best:
             progress.best_step, progress.best_epoch = progress.step, epochs_done
             note = " (best)"
-        observed = 100 - evaluation.accuracy if by == "accuracy" else evaluation.loss
+        observed = loss if by is None else by.to_fall(value)
         if self.steps.schedule.observe(observed):
-            what = "better accuracy" if by == "accuracy" else "lower loss"
-            note += f"; no {what}: the learning rate falls"
+            what = MEASURES["loss"] if by is None else by
+            note += f"; no {what.better_text}: the learning rate falls"
         progress.stopped_early = self._stops_early()
         if progress.stopped_early:
             evaluations = counted(progress.since_best, "evaluation")
-            better = "" if by == "loss" else "better accuracy or "
+            better = "" if decides.name == "loss" else f"{decides.better_text} or "
             note += f"; no {better}lower loss for {evaluations}: stopped early"
         return best, note
 

@@ -65,6 +65,11 @@ class ModelCard:
         """(mean, std), or None if the model takes pictures of another number of channels."""
         return (self.mean, self.std) if channels == self.channels else None
 
+    @property
+    def picture_size(self) -> tuple[int, int]:
+        """(height, width)."""
+        return self.height, self.width
+
     def files(self) -> dict[str, tuple[bytes, str]]:
         """What other programs need beside the weights: {name: (content, what it is)}."""
         return {}
@@ -87,6 +92,9 @@ class TextCard:
     """
 
     task: ClassVar[str] = "texts"
+    mean: ClassVar[None] = None  # these are of pictures
+    std: ClassVar[None] = None
+    picture_size: ClassVar[None] = None
     classes: tuple[str, ...]  # in the order of the logits
     tokenizer: str
     clean: bool

@@ -151,9 +151,7 @@ def fit_weights(
     """
     state = model.state_dict()  # shares the memory of the model
     tensors, how = _own_names(pretrained.tensors, state, pretrained.source_text)
-    card, size = pretrained.card, None
-    if isinstance(card, ModelCard):
-        size = card.height, card.width
+    size = pretrained.card.picture_size if pretrained.card else None
     # A ViT has as many positions for other pictures of the same area.
     if _shapes(state) != _shapes(tensors) or (size and is_vit(model)):
         tensors = convert_weights(model, tensors, size)
@@ -394,5 +392,5 @@ def _from_hub_folder(path: Path) -> Pretrained:
 def _with_card(
     tensors: dict[str, Tensor], source: str, card: ModelCard | TextCard | None
 ) -> Pretrained:
-    mean, std = (card.mean, card.std) if isinstance(card, ModelCard) else (None, None)
+    mean, std = (card.mean, card.std) if card else (None, None)
     return Pretrained(tensors, source, mean, std, card)

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from ..errors import UserError, network_cause, one_line
+from ..machine.packages import require
 from ..settings.transfer import OF_TORCHVISION
 from .files import dense_tensors, read_pth, read_safetensors
 from .pretrained import HUB_FILES, Pretrained
@@ -55,7 +56,8 @@ def load_timm(name: str, say: Callable = print) -> Pretrained:
         say: is given a line before a download from the hub.
 
     Raises:
-        UserError: there are none; when they are fetched: they cannot be downloaded, or are damaged.
+        UserError: there are none, or the package for the hub is missing; when they are fetched:
+            they cannot be downloaded, or are damaged.
     """
     import timm
 
@@ -69,6 +71,9 @@ def load_timm(name: str, say: Callable = print) -> Pretrained:
             f"--pretrained: timm has published no weights for {name}"
             + (f"; there are {', '.join(tags)}" if tags else "; give a run or a file")
         )
+
+    if config.hf_hub_id:
+        require("--pretrained", "huggingface_hub")
 
     def fetched() -> dict:
         of_hub = config.hf_hub_id

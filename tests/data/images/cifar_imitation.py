@@ -56,12 +56,12 @@ class Imitation:
         self.name, self.monkeypatch = name, monkeypatch
         self.real = cifar.PUBLISHED[name]
         self.folder, self.archive = self.real.folder, self.real.archive
-        self.classes = [f"class {index}" for index in range(self.real.classes)]
+        self.classes = [f"class {index}" for index in range(int(name.removeprefix("cifar")))]
         rng = np.random.default_rng(0)
         self.files = {
             file: self.make_file(
                 rng.integers(0, 256, (PER_FILE, 3072), dtype=np.uint8),
-                rng.integers(0, self.real.classes, PER_FILE).tolist(),
+                rng.integers(0, len(self.classes), PER_FILE).tolist(),
             )
             for file in (*self.real.train, *self.real.test)
         }
@@ -86,12 +86,10 @@ class Imitation:
         for file, data in self.files.items():
             (folder / file).write_bytes(data)
 
-    def write_archive(self, folder, *, without=None, extra=()):
+    def write_archive(self, folder, *, extra=()):
         """`extra`: pairs of a TarInfo and its content."""
         members = [
-            (tarfile.TarInfo(f"{self.folder}/{file}"), data)
-            for file, data in self.files.items()
-            if file != without
+            (tarfile.TarInfo(f"{self.folder}/{file}"), data) for file, data in self.files.items()
         ]
         folder.mkdir(parents=True, exist_ok=True)
         with tarfile.open(folder / self.archive, "w:gz") as archive:

@@ -44,12 +44,12 @@ class RecordLoader(Loader):
     def __init__(
         self, split, *, mean, std, batch_size, device, channels_last=True, augment=None,
         shuffle=False, seed=0, mixing=None, accumulation=1, step_size=None,
-        rank=0, ranks=1, least=2, drop_last=False, hold_out=None,
+        rank=0, ranks=1, least=2, drop_last=False, hold_out=None, by_class=False,
     ):  # fmt: skip
         super().__init__(
             split.labels, batch_size=batch_size, device=device, shuffle=shuffle, seed=seed,
             step_size=step_size or batch_size * accumulation * ranks, mixing=mixing, rank=rank,
-            ranks=ranks, least=least, drop_last=drop_last, hold_out=hold_out,
+            ranks=ranks, least=least, drop_last=drop_last, hold_out=hold_out, by_class=by_class,
         )  # fmt: skip
         self.split, self.augment = split, augment
         self.normalize = Normalize(mean, std, split.shape[1], device, channels_last)

@@ -19,6 +19,7 @@ from small_disks import full_disk
 
 from utils.data.images import pack, scanning, tar, tfrecord
 from utils.data.images.image_data import PictureRequest
+from utils.data.images.records import File
 from utils.data.images.sources import load_image_data
 from utils.errors import UserError
 
@@ -136,7 +137,7 @@ def test_equal_names_in_two_folders_are_two_samples(tmp_path):
     pairs = [(f"{folder}/0.{kind}", content) for label, folder in enumerate("ab")
              for kind, content in (("png", png(label)), ("cls", b"%d" % label))]  # fmt: skip
     (tmp_path / "all.tar").write_bytes(members(*pairs))
-    scanned = tar.TarShard(["all.tar"]).scan(str(tmp_path), thorough=False)
+    scanned = tar.TarShard([File.at(tmp_path, "all.tar")]).scan(str(tmp_path), thorough=False)
     assert scanned.table["label"].tolist() == [0, 1] and not scanned.bad
 
 

@@ -1,7 +1,6 @@
 """--image_size of data sets whose pictures have a size of their own."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -38,10 +37,9 @@ def load(tmp_path, monkeypatch):
     """Loads a data set that is made up, as load_image_data does."""
 
     def loaded(data, **settings):
-        module = SimpleNamespace(function=lambda _: data)
         monkeypatch.setitem(sources.IMAGE_DATASETS, "made_up", "made.up:function")
         with monkeypatch.context() as patch:
-            patch.setattr(sources.importlib, "import_module", lambda name: module)
+            patch.setattr(sources.pkgutil, "resolve_name", lambda _: lambda name, request: data)
             request = PictureRequest(tmp_path, tmp_path / "cache", progress=False, **settings)
             return load_image_data("made_up", request)
 

@@ -14,10 +14,11 @@ ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import os, sys
 from utils.data.images import scanning
+from utils.data.images.records import File
 if __name__ == "__main__":
     scanning.MANY_FILES = 1
-    task = scanning.Task(scanning.FolderPart(["a"], [0]), 0, 1)
-    with scanning._executor([task, task], False, 2) as executor:
+    part = scanning.FolderPart([File("a", 1, 0)], [0])
+    with scanning._executor([part, part], False, 2) as executor:
         print(executor.submit(os.getpid).result(), flush=True)
         sys.stdin.read()
 """

@@ -81,6 +81,7 @@ def test_cleaning_a_second_time_changes_nothing(text):
     assert once == " ".join(once.split())
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.text())
 def test_any_text(text):

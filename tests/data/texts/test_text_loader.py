@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from utils.data.texts.loader import TextLoader, even_borders
+from utils.data.texts.equal_tokens import EqualTokensLoader, even_borders
+from utils.data.texts.loader import TextLoader
 from utils.errors import UserError
 from utils.mixup.mixing import Mixing
 from utils.packed import pack
@@ -25,14 +26,14 @@ def texts(n, longest=30, seed=0):
     return tokens, offsets
 
 
-def make_loader(n, batch_size=4, accumulation=1, *, data=None, **settings):
+def make_loader(n, batch_size=4, accumulation=1, *, data=None, batch_tokens=None, **settings):
     """Labels are the numbers of the texts, so that the targets of a batch tell which it holds."""
     tokens, offsets = data or texts(n)
     settings = {"shuffle": True, "seed": 3, "max_len": 12, "bucket_batches": 10} | settings
-    return TextLoader(
-        tokens, offsets, np.arange(n), batch_size=batch_size, device=CPU,
-        accumulation=accumulation, **settings,
-    )  # fmt: skip
+    settings |= {"batch_size": batch_size, "accumulation": accumulation, "device": CPU}
+    if batch_tokens is None:
+        return TextLoader(tokens, offsets, np.arange(n), **settings)
+    return EqualTokensLoader(tokens, offsets, np.arange(n), batch_tokens=batch_tokens, **settings)
 
 
 def visited(batches) -> list[int]:

@@ -26,12 +26,13 @@ from ...errors import Faults, UserError
 from ...files import reason
 from ...plural import counted
 from ..class_names import by_form, merged_note
-from ..texts.columns import find_column, find_group_column
+from ..texts.columns import find_column, find_group_column, likely_group_column
 from ..texts.files import Table, read_table
 from .file_formats import picture_endings
 from .image_data import ImageData, PictureRequest
 from .imagenet import NoClasses, class_names, text_lines, told_apart
 from .listing import Listing, check_test_fraction, load_listings
+from .records import File
 from .shards import CLASSES
 from .split_names import ENDINGS, SPLITS, by_split, first_word, is_ignored
 
@@ -47,7 +48,7 @@ LABEL_NAMES = (
 )
 
 
-def load_csv(request: PictureRequest) -> ImageData:
+def load_csv(name: str, request: PictureRequest) -> ImageData:
     """The pictures of the lists, which are in `encoding` (see `decode` in utils/data/texts), loaded
     by `load_listings`. A test list without classes, as of a competition, is left out.
 
@@ -79,6 +80,9 @@ def load_csv(request: PictureRequest) -> ImageData:
             listings[split], firsts[split] = _read_list(
                 table, pictures, columns, classes, request.on_bad, faults, group
             )
+            if request.looks_for_groups and len(listings) == 1:
+                likely = likely_group_column(table, named, columns[2], columns[:2])
+                listings[split].notes.extend(likely)
         classes = next(iter(listings.values())).classes if listings else None
         if not classes:
             break
@@ -90,14 +94,15 @@ def load_csv(request: PictureRequest) -> ImageData:
         rows = firsts["train"]
         held_out = [lists[split].name for split in listings if split != "train"]
         check_test_fraction(data_dir, held_out, test_fraction)
-        if repeats := len(train.paths) - len(rows):
+        if repeats := len(train.files) - len(rows):
             what = "with" if held_out else "without"
             remark += f", {what} {counted(repeats, 'repeated line')} of {lists['train'].name}"
         if not held_out:  # no picture is trained on and tested
-            lists_of = ["paths", "labels", "stats", *["group_names"] * bool(train.group_names)]
-            first = {name: [getattr(train, name)[row] for row in rows] for name in lists_of}
-            listings = {"all": replace(train, **first)}  # type: ignore[arg-type]
-    data = load_listings("csv", listings, replace(request, data_dir=folder))
+            files = [train.files[row] for row in rows]
+            labels = [train.labels[row] for row in rows]
+            groups = train.groups and [train.groups[row] for row in rows]
+            listings = {"all": replace(train, files=files, labels=labels, groups=groups)}
+    data = load_listings(name, listings, replace(request, data_dir=folder))
     names = _names(folder, data.classes)
     return replace(data, classes=names, source=data.source + remark)
 
@@ -112,8 +117,8 @@ def listed_pictures(
     file, header = _file_column(table, pictures, image_column)
     rows = table.rows[header:]
     names = ["" if row.problem else (row.cells[file] or "").strip() for row in rows]
-    paths, _ = pictures.take(names, [row.line for row in rows], on_bad, note)
-    return names, [os.path.join(path.parent, found) for found in paths]
+    files = pictures.take(names, [row.line for row in rows], on_bad, note)
+    return names, [os.path.join(path.parent, file.path) for file in files]
 
 
 def _find_lists(data_dir: Path) -> dict[str, Path]:
@@ -191,12 +196,11 @@ class _Pictures:
 
     def take(
         self, names: list[str], lines: list[int], on_bad: str, note: Callable[[str], None]
-    ) -> tuple[list[str], list[tuple[int, int]]]:
-        """The paths and states of the pictures in `lines` of the list; `note` is given lines for
-        the user. Raises UserError if one is missing and `on_bad` is "error", or if all are."""
-        paths = [os.path.join(self.folder, name) for name in names]
-        states = [_state(os.path.join(self.root, path)) for path in paths]
-        missing = [row for row, name in enumerate(names) if states[row][0] < 0 or not name]
+    ) -> list[File]:
+        """The pictures in `lines` of the list; `note` is given lines for the user. Raises UserError
+        if one is missing and `on_bad` is "error", or if all are."""
+        files = [self._file(os.path.join(self.folder, name)) for name in names]
+        missing = [row for row, name in enumerate(names) if files[row].size < 0 or not name]
         still, example = [], ""
         for row in missing:
             found = self.find(names[row], len(missing) == len(names))
@@ -210,7 +214,7 @@ class _Pictures:
                 still.append(row)
                 continue
             example = example or f"{where} is taken for {found[0]}, and so on"
-            paths[row], states[row] = found[0], _state(os.path.join(self.root, found[0]))
+            files[row] = self._file(found[0])
         if example:
             note(example)
         if still:
@@ -221,7 +225,17 @@ class _Pictures:
             if on_bad == "error":
                 raise UserError(f"{what}: add them, or leave them out with --on_bad skip")
             note(what)
-        return paths, states
+        return files
+
+    def _file(self, path: str) -> File:
+        try:
+            return File.at(self.root, path)
+        except FileNotFoundError:
+            return File(path, -1, 0)
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            why = reason(error) if isinstance(error, OSError) else error
+            place = os.path.join(self.root, path)
+            raise UserError(f"cannot read {place!r}: {why}") from error
 
 
 def _read_list(
@@ -232,7 +246,8 @@ def _read_list(
     pictures, None: the list has them. `group` is the column of the groups, None: there are none.
     Pictures that are missing are added to `faults`."""
     path = table.path
-    names, labels, lines, groups = _rows(table, columns, set(classes or ()), faults, group)
+    names, labels, lines = _rows(table, columns, set(classes or ()), faults)
+    groups = None if group is None else _groups(table, group, lines, required=classes is None)
     forms = by_form(classes or set(labels))
     notes = merged_note(set(labels), forms.values())
     labels = [forms[normalize("NFC", label)] for label in labels]
@@ -241,12 +256,12 @@ def _read_list(
         classes = sorted(set(labels), key=int if numbers else None)
     number = {label: i for i, label in enumerate(classes)}
     numbers_of = [number[label] for label in labels]
-    paths, states = [], []
+    files: list[File] = []
     with faults:
-        paths, states = pictures.take(names, lines, on_bad, notes.append)
-    listing = Listing(path.parent, classes, paths, numbers_of, states, [], notes, groups)
+        files = pictures.take(names, lines, on_bad, notes.append)
+    listing = Listing(path.parent, classes, files, numbers_of, [], notes, groups)
     first: dict[str, int] = {}
-    places = [listing.path(row) for row in range(len(paths))] or names
+    places = [listing.path(row) for row in range(len(files))] or names
     rows = [first.setdefault(os.path.normpath(place), row) for row, place in enumerate(places)]
     if differ := [(one, row) for row, one in enumerate(rows) if labels[row] != labels[one]]:
         one, row = differ[0]
@@ -256,6 +271,16 @@ def _read_list(
             f"{labels[one]!r} and {labels[row]!r}{others}: remove one of the lines"
         )
     return listing, [*first.values()]
+
+
+def _groups(table: Table, column: int, lines: list[int], required: bool) -> list[str]:
+    """Those of the rows in these lines; "" for none, unless they are `required`."""
+    cells = {row.line: row.cells[column] for row in table.rows if row.problem is None}
+    groups = [(cells[line] or "").strip() for line in lines]
+    if required and "" in groups:
+        where = f"{table.path}, line {lines[groups.index('')]}"
+        raise UserError(f"{where} has no group (--group_column): correct it, or remove it")
+    return groups
 
 
 def _name_labels(table: Table, columns: tuple[int, int, bool]) -> None:
@@ -269,22 +294,18 @@ def _name_labels(table: Table, columns: tuple[int, int, bool]) -> None:
 
 
 def _rows(
-    table: Table, columns: tuple[int, int, bool], known: set[str], faults: Faults,
-    group: int | None,
-) -> tuple[list[str], list[str], list[int], list[str] | None]:  # fmt: skip
-    """(files, labels, numbers of the lines, groups) of a list. Labels must be in `known`, if any
-    are; rows that cannot be used are added to `faults`."""
+    table: Table, columns: tuple[int, int, bool], known: set[str], faults: Faults
+) -> tuple[list[str], list[str], list[int]]:
+    """(files, labels, numbers of the lines) of a list. Labels must be in `known`, if any are; rows
+    that cannot be used are added to `faults`."""
     path, known = table.path, {normalize("NFC", name) for name in known}
-    names, labels, lines, groups, others, bad = [], [], [], [], {}, []
+    names, labels, lines, others, bad = [], [], [], {}, []
     for row in table.rows[columns[2] :]:
-        problem, name, label, of = row.problem, "", "", ""
+        problem, name, label = row.problem, "", ""
         if problem is None:
             name, label = ((row.cells[j] or "").strip() for j in columns[:2])
-            of = "" if group is None else (row.cells[group] or "").strip()
             if not name or not label:
                 problem = f"has no {'label' if name else 'file'}"
-            elif group is not None and not of and not known:
-                problem = "has no group (--group_column)"
             elif known and normalize("NFC", label) not in known:
                 others.setdefault(label, row.line)
         if problem is not None:
@@ -294,7 +315,6 @@ def _rows(
         names.append(name)
         labels.append(label)
         lines.append(row.line)
-        groups.append(of)
     with faults:
         if bad:
             more = f", and {counted(len(bad) - 1, 'other line')} likewise" if bad[1:] else ""
@@ -306,7 +326,7 @@ def _rows(
             raise UserError(f"{path} has {count} that the training pictures do not have: {some}")
     if not names and not bad and not others:
         raise UserError(f"{path} lists no pictures: give a file with a row for each picture")
-    return names, labels, lines, None if group is None else groups
+    return names, labels, lines
 
 
 def _first(table: Table) -> list[str]:
@@ -317,7 +337,8 @@ def _first(table: Table) -> list[str]:
     return table.names or [(cell or "").strip() for cell in row.cells]
 
 
-def _known(names: list[str], known: tuple[str, ...]) -> list[int]:
+def known_columns(names: list[str], known: tuple[str, ...]) -> list[int]:
+    """The places of the names that are in `known`, in the order of these."""
     plain = [" ".join(name.lower().replace("_", " ").split()) for name in names]
     return [plain.index(name) for name in known if name in plain]
 
@@ -325,7 +346,7 @@ def _known(names: list[str], known: tuple[str, ...]) -> list[int]:
 def _file_column(table: Table, pictures: _Pictures, asked: str | None) -> tuple[int, bool]:
     """The column of the files, and whether a header names it."""
     names = _first(table)
-    if asked is None and (known := _known(names, FILE_NAMES)):
+    if asked is None and (known := known_columns(names, FILE_NAMES)):
         return known[0], table.names is None
     header = table.names is None and not any(map(pictures.find, names))
     named = names if header or table.names else []
@@ -353,7 +374,7 @@ def _columns(
     names, others = _first(table), [j for j in range(table.columns) if j != file]
     rows = [row.cells for row in table.rows[header:] if row.problem is None]
     named = names if header or table.names else []
-    label = [j for j in _known(named, LABEL_NAMES) if j != file]
+    label = [j for j in known_columns(named, LABEL_NAMES) if j != file]
     there = named if named else [str(j + 1) for j in others]
     if label_column is not None and (leads or label_column in there):
         label = [find_column(table, named, label_column, "--label_column")]
@@ -379,18 +400,6 @@ def _told(table: Table, columns: tuple[int, int, bool]) -> str:
     names = table.names or (table.rows[0].cells if header else None)
     where = [str(j + 1) if names is None else f"{j + 1} ({names[j]})" for j in (file, label)]
     return f"files in column {where[0]} and classes in {where[1]}{table.remark}"
-
-
-def _state(path: str) -> tuple[int, int]:
-    """(bytes, time of modification in ns); (-1, 0) if it is not there, a bad file then."""
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        return -1, 0
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        why = reason(error) if isinstance(error, OSError) else error
-        raise UserError(f"cannot read {path!r}: {why}") from error
-    return found.st_size, found.st_mtime_ns
 
 
 def _names(folder: Path, labels: list[str]) -> list[str]:

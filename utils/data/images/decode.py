@@ -12,7 +12,7 @@ import re
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import BinaryIO
 
 import numpy as np
@@ -361,12 +361,18 @@ def in_threads(function: Callable, items: Iterable, workers: int, name: str) -> 
     Args:
         name: what the threads' names begin with.
     """
-    pending: deque = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix=name)
+    return in_order(pool, function, items, workers + 1)
+
+
+def in_order(pool: Executor, function: Callable, items: Iterable, ahead: int) -> Generator:
+    """The same by a pool of threads or processes, which it ends: `ahead` results are computed while
+    one is in use."""
+    pending: deque = deque()
     try:
         for item in items:
             pending.append(pool.submit(function, item))
-            if len(pending) > workers + 1:
+            if len(pending) > ahead:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...errors import UserError
 from ..groups import Groups
-from ..splits import TEST_SEED, stratified_split
+from ..splits import TEST_SEED, split_off
 from .decode import in_threads, strict_pillow
 from .decoded import Statistics, kept_statistics, statistics_of
 from .image_data import ImageData, PictureRequest
@@ -22,7 +22,7 @@ from .imagenet import told_apart
 from .notes import with_notes
 from .record_index import find_index
 from .records import EncodedPictures
-from .scanning import SplitFiles
+from .scanning import Part
 
 if TYPE_CHECKING:
     from ..workers import WorkerPool
@@ -37,9 +37,10 @@ _DECODED_AT_ONCE = 64
 def load_encoded(
     name: str,
     root: Path,
-    files: dict[str, SplitFiles],
+    files: dict[str, list[Part]],
     request: PictureRequest,
     classes: list[str] | None,
+    groups: dict[str, Groups] | None = None,
 ) -> ImageData:
     """The data set of the pictures in `files`, below `root`, which are indexed if need be.
 
@@ -47,6 +48,7 @@ def load_encoded(
         files: by split, see `by_use`.
         classes: their names, to which numbers are added where they are alike; None: numbers, as
             many as the labels need.
+        groups: of the files of each split; None: they have none.
 
     Raises:
         UserError: see `find_index`; or the labels do not fit the classes.
@@ -64,14 +66,13 @@ def load_encoded(
         labels = {split: values - 1 for split, values in labels.items()}
     _check_labels(root, labels, classes)
     image_size = request.image_size or _choose_size(found.splits[next(iter(files))].table)
-    splits = {}
-    for split, records in found.splits.items():
-        groups = files[split].groups and files[split].groups.part(records.table["file"])
-        pictures = EncodedPictures(records, image_size, form)
-        splits[split] = EncodedSplit(pictures, labels[split], groups=groups)
-    used = by_use(splits, classes, request.test_fraction)
+    splits = {
+        split: EncodedSplit(EncodedPictures(records, image_size, form), labels[split])
+        for split, records in found.splits.items()
+    }
+    used = by_use(splits, classes, request.test_fraction, groups or {})
     what = [found.index.fingerprint, classes, image_size, form.crop_ratio, request.test_fraction]
-    what += [used["train"].groups.key] if used["train"].groups else []
+    what += [used["train"].groups.key] if groups else []
     key = hashlib.sha256(json.dumps(what + form.key()).encode()).hexdigest()
     size = sum(map(len, labels.values())) * 3 * image_size**2 / 1e9
     statistics = kept_statistics(
@@ -88,7 +89,10 @@ def load_encoded(
 
 
 def by_use(
-    splits: dict[str, Any], classes: list[str], test_fraction: float | None
+    splits: dict[str, Any],
+    classes: list[str],
+    test_fraction: float | None,
+    groups: dict[str, Groups],
 ) -> dict[str, Any]:
     """`train`, `test`, `val` and `val_is_test` of ImageData.
 
@@ -96,13 +100,14 @@ def by_use(
         splits: {"train", "test" and/or "val"}, or {"all"} to be divided by `test_fraction`; val is
             the validation split if there is a test split, else the test set. {"test"} alone, for a
             trained model, is `train`, too.
+        groups: of the files of each split; empty: they have none.
     """
+    for name, of_files in groups.items():
+        split = splits[name]
+        splits[name] = replace(split, groups=of_files.part(split.origins[:, 0]))
     if test_fraction is not None:
-        every = splits["all"]
-        kept, held_out = stratified_split(
-            every.labels, test_fraction, TEST_SEED, classes, every.groups
-        )
-        splits = {"train": every.part(kept), "test": every.part(held_out)}
+        kept, held_out = split_off(splits["all"], test_fraction, TEST_SEED, classes)
+        splits = {"train": kept, "test": held_out}
     test, val = splits.get("test"), splits.get("val")
     if test is None:
         return {"train": splits["train"], "test": val, "val": None, "val_is_test": True}

@@ -104,6 +104,13 @@ class PictureRequest:
     def threads(self) -> int:
         return max(1, usable_cores() if self.workers is None else self.workers)
 
+    @property
+    def looks_for_groups(self) -> bool:
+        """Whether a note points out what looks like groups: nothing is said of them, and some
+        pictures are held out."""
+        holds_out = self.test_fraction is not None or self.val_fraction > 0
+        return holds_out and self.group_by == self.group_column == "ask"
+
 
 class PictureSplit(Protocol):
     """Pictures and their classes, however they are stored."""

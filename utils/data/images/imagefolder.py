@@ -26,6 +26,7 @@ from .file_formats import open_image, picture_endings, unread_formats
 from .image_data import ImageData, PictureRequest
 from .imagenet import NoClasses, class_names, flat_labels
 from .listing import Listing, check_test_fraction, load_listings
+from .records import File
 from .split_names import SPLITS, by_split, is_ignored
 
 LAYOUT = "expected train/<class>/, perhaps with test/<class>/ or val/<class>/, <class>/, or a list"
@@ -34,7 +35,7 @@ SHOWN = 5  # classes in a message
 _TEXTS = {".txt", ".json", ".xml", ".csv", ".md", ".yaml", ".yml"}
 
 
-def load_imagefolder(request: PictureRequest) -> ImageData:
+def load_imagefolder(name: str, request: PictureRequest) -> ImageData:
     """The tree at `data_dir`, loaded by `load_listings`.
 
     val/ is the validation split if there is test/ with classes, else the test set. Files that are
@@ -53,7 +54,7 @@ def load_imagefolder(request: PictureRequest) -> ImageData:
         count = f"{counted(len(strays), 'file')} passed over, which cannot be read as pictures: "
         count += f"{strays[0]}{', ...' * (len(strays) > 1)}"
         [*listings.values()][-1].notes.append("; ".join([count, *unread_formats(strays)]))
-    data = load_listings("imagefolder", listings, request)
+    data = load_listings(name, listings, request)
     return replace(data, classes=classes or class_names(data_dir, data.classes))
 
 
@@ -118,19 +119,21 @@ def _list_all(root: Path, classes: list[str], cache_dir: Path) -> Listing:
     for word in words or [""]:
         try:
             parts[word] = _list_split(root / word, known, cache_dir, faults)
-            told.append(f"{counted(len(parts[word].paths), 'picture')} of {word}/")
+            told.append(f"{counted(len(parts[word].files), 'picture')} of {word}/")
         except NoClasses:
             if not parts:
                 raise
             told.append(f"none of {word}/, whose classes are not known")
     faults.tell()
-    paths = [os.path.join(word, path) for word, part in parts.items() for path in part.paths]
-    labels, stats, strays, notes = (
-        [entry for part in parts.values() for entry in getattr(part, name)]
-        for name in ("labels", "stats", "strays", "notes")
-    )
-    notes += [f"measured are {', '.join(told)}"] if words else []
-    return Listing(root, classes, paths, labels, stats, strays, notes)
+    whole = Listing(root, classes, [], [], [], [])
+    for word, part in parts.items():
+        for file in part.files:
+            whole.files.append(file._replace(path=os.path.join(word, file.path)))
+        whole.labels.extend(part.labels)
+        whole.strays.extend(part.strays)
+        whole.notes.extend(part.notes)
+    whole.notes.extend([f"measured are {', '.join(told)}"] if words else [])
+    return whole
 
 
 def _list_split(root: Path, known: list[str] | None, cache_dir: Path, faults: Faults) -> Listing:
@@ -158,24 +161,20 @@ def _list_split(root: Path, known: list[str] | None, cache_dir: Path, faults: Fa
                 f"have ({some}): give them the names of theirs, such as {classes[0]!r}, or move "
                 "them away"
             )
-    paths, labels, stats = [], [], []
-    strays: list[str] = []
+    listing = Listing(root, classes, [], [], [], merged_note({*names}, classes))
     for name in filter(lambda name: class_of[name] in classes, names):
-        files = sorted(walk(root / name, name, set(), strays))
+        files = sorted(walk(root / name, name, set(), listing.strays))
         with faults:
-            unread = unread_formats(p for p in strays if p.startswith(f"{name}/"))
+            unread = unread_formats(p for p in listing.strays if p.startswith(f"{name}/"))
             if not files and unread:
                 raise UserError(f"{root / name} has no picture that can be read: {unread[0]}")
             if not files:
                 raise UserError(
                     f"the class folder {root / name} is empty: add pictures, or remove it"
                 )
-        label = classes.index(class_of[name])
-        for path, size, modified in files:
-            paths.append(path)
-            labels.append(label)
-            stats.append((size, modified))
-    return Listing(root, classes, paths, labels, stats, strays, merged_note({*names}, classes))
+        listing.files.extend(files)
+        listing.labels.extend([classes.index(class_of[name])] * len(files))
+    return listing
 
 
 def _list_flat(root: Path, inner: list[str], classes: list[str]) -> Listing:
@@ -185,18 +184,16 @@ def _list_flat(root: Path, inner: list[str], classes: list[str]) -> Listing:
     files = sorted(walk(root / prefix, prefix, set(), strays))
     if not files:
         raise UserError(f"{root} has no class folders: {LAYOUT}")
-    paths = [path for path, *_ in files]
-    names = [os.path.basename(path) for path in paths]
+    names = [os.path.basename(file.path) for file in files]
     labels = flat_labels(root.parent, root.name, names, classes)
-    stats = [(size, modified) for _, size, modified in files]
-    return Listing(root, classes, paths, labels, stats, [], [])
+    return Listing(root, classes, files, labels, [], [])
 
 
 def walk(
     folder: Path | str, prefix: str, seen: set[tuple[int, int]], strays: list[str]
-) -> list[tuple[str, int, int]]:
-    """(path relative to the split, bytes, modification time in ns) of every picture below `folder`;
-    the paths of other files are appended to `strays`.
+) -> list[File]:
+    """Every picture below `folder`, whose path begins with `prefix`; the paths of other files are
+    appended to `strays`.
 
     Links are followed. `seen` holds (device, inode) of the folders read so far: none is read
     twice, so that a loop of links ends.
@@ -219,14 +216,14 @@ def walk(
         try:
             found = entry.stat()
         except OSError:  # a broken link, which decoding reports as a bad file
-            files.append((path, -1, 0))
+            files.append(File(path, -1, 0))
             continue
         if stat.S_ISDIR(found.st_mode):
             files.extend(walk(entry.path, path, seen, strays))
         elif stat.S_ISREG(found.st_mode) and is_stray(entry.path):
             strays.append(path)
         else:
-            files.append((path, found.st_size, found.st_mtime_ns))
+            files.append(File(path, found.st_size, found.st_mtime_ns))
     return files
 
 

@@ -10,12 +10,14 @@ import hashlib
 import itertools
 import json
 import os
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...errors import UserError
 from ...plural import counted
-from ..groups import ASK, FOLDER, NONE, Groups, groups_of, groups_of_files, likely_files
+from ..groups import ASK, NONE, Groups, groups_of, groups_of_files, likely_files
 from ..splits import TEST_SEED
 from .cache import VERSION, build_cache, of_files, open_cache
 from .decode import strict_pillow
@@ -29,12 +31,13 @@ from .encoded_data import (
 from .file_formats import open_image
 from .image_data import Form, ImageData, NoTestSet, PictureRequest
 from .notes import with_notes
-from .records import FileState
-from .scanning import FolderPart, SplitFiles
+from .records import File
+from .scanning import FolderPart
 
 # Bytes of decoded pictures above which `decode="auto"` does not keep them.
 LARGEST_DECODED = 32 * 10**9
 FILES_AT_ONCE = 512  # that a task of indexing reads
+TRIED = 5  # files of a class, to tell the size of its pictures
 
 
 @dataclass(frozen=True)
@@ -43,16 +46,14 @@ class Listing:
 
     root: Path
     classes: list[str]
-    paths: list[str]  # relative to root, or absolute
+    files: list[File]  # their paths are relative to root, or absolute
     labels: list[int]
-    stats: list[tuple[int, int]]  # (bytes, time of modification in ns)
     strays: list[str]  # files beside the pictures that are none, such as notes.txt
     notes: list[str]  # for the user
-    group_names: list[str] | None = None  # one for each file, by --group_column
-    groups: Groups | None = None
+    groups: list[str] | None = None  # of each file, by --group_column
 
     def path(self, number: int) -> str:
-        return os.path.join(self.root, self.paths[number])
+        return os.path.join(self.root, self.files[number].path)
 
 
 def check_test_fraction(data_dir: Path, held_out: list[str], fraction: float | None) -> None:
@@ -82,39 +83,45 @@ def load_listings(name: str, listings: dict[str, Listing], request: PictureReque
         raise UserError(
             f"{data_dir} has only the class {first.classes[0]!r}: a classifier needs two"
         )
-    listings = _with_groups(name, listings, request)
-    image_size = request.image_size or _choose_size(first)
-    size = sum(len(listing.paths) for listing in listings.values()) * 3 * image_size**2
-    if request.decode == "always" or (request.decode == "auto" and size > LARGEST_DECODED):
-        files = {split: _to_index(data_dir, listing) for split, listing in listings.items()}
-        request = replace(request, image_size=image_size)
-        data = load_encoded(name, data_dir, files, request, first.classes)
-    else:
-        data = _load_decoded(name, listings, request, image_size)
     notes = [note for listing in listings.values() for note in listing.notes]
-    return replace(data, notes=[*notes, *data.notes])
+    groups = _groups(name, listings, request, notes)
+    image_size = request.image_size or _choose_size(first)
+    size = sum(len(listing.files) for listing in listings.values()) * 3 * image_size**2
+    if request.decode == "always" or (request.decode == "auto" and size > LARGEST_DECODED):
+        parts: dict[str, list] = {
+            split: _parts(data_dir, listing) for split, listing in listings.items()
+        }
+        request = replace(request, image_size=image_size)
+        data = load_encoded(name, data_dir, parts, request, first.classes, groups)
+    else:
+        data = _load_decoded(name, listings, request, image_size, groups)
+    notes += data.notes
+    return replace(data, notes=notes)
 
 
-def _with_groups(
-    name: str, listings: dict[str, Listing], request: PictureRequest
-) -> dict[str, Listing]:
-    """The listings with their groups, or with a note on what looks like some."""
-    by, column, first = request.group_by, request.group_column, next(iter(listings.values()))
-    names = {split: one.group_names for split, one in listings.items() if one.group_names}
-    if by == column == ASK and (request.val_fraction or request.test_fraction is not None):
-        first.notes.extend(likely_files(first.paths, first.labels))
-    if by not in (ASK, NONE):
-        below = name == "imagefolder"
-        for split, one in listings.items():
-            paths = one.paths if by == FOLDER else _names(request.data_dir, one)
-            names[split] = groups_of_files(paths, by, below)
-    flag = f"--group_by {by}" if column in (ASK, NONE) else f"--group_column {column}"
-    groups = groups_of(flag, names)
-    return {split: replace(one, groups=groups.get(split)) for split, one in listings.items()}
+def _groups(
+    name: str, listings: dict[str, Listing], request: PictureRequest, notes: list[str]
+) -> dict[str, Groups]:
+    """Those of the files of each split; empty if none are asked for. `notes`, the data set's, is
+    given lines on groups and on what looks like some."""
+    by, first = request.group_by, next(iter(listings))
+    paths = {split: [file.path for file in one.files] for split, one in listings.items()}
+    if request.looks_for_groups:
+        notes += likely_files(paths[first], listings[first].labels)
+    if by in (ASK, NONE):
+        names = {split: one.groups for split, one in listings.items()}
+        return groups_of(f"--group_column {request.group_column}", names, notes)
+    below_class = name == "imagefolder"
+    names = {split: groups_of_files(paths[split], by, below_class) for split in paths}
+    return groups_of(f"--group_by {by}", names, notes)
 
 
 def _load_decoded(
-    name: str, listings: dict[str, Listing], request: PictureRequest, image_size: int
+    name: str,
+    listings: dict[str, Listing],
+    request: PictureRequest,
+    image_size: int,
+    groups: dict[str, Groups],
 ) -> ImageData:
     data_dir, form = request.data_dir, request.form
     folder = request.cache_dir / _key(listings, image_size, form)
@@ -122,7 +129,7 @@ def _load_decoded(
     if cache is None:
         source = f"{data_dir}, decoded into {folder}"
         sources = {
-            split: of_files([*map(one.path, range(len(one.paths)))], one.labels, form)
+            split: of_files([*map(one.path, range(len(one.files)))], one.labels, form)
             for split, one in listings.items()
         }
         classes = next(iter(listings.values())).classes
@@ -134,19 +141,14 @@ def _load_decoded(
             f"{index.skipped_first[0]}: remove what is no picture, or leave it out with --on_bad "
             "skip"
         )
-    for split, listing in listings.items():
-        one, groups = splits[split], listing.groups
-        if groups is not None and one.origins is None:
-            raise UserError(f"{folder} is of an earlier version, which knew no groups: remove it")
-        groups = groups and groups.part(one.origins[:, 0])
-        splits[split] = replace(one, path_of=listing.path, groups=groups)
-    used = by_use(splits, index.classes, request.test_fraction)
+    if groups and any(split.origins is None for split in splits.values()):
+        raise UserError(f"{folder} is of an earlier version, which knew no groups: remove it")
+    splits = {split: replace(splits[split], path_of=listings[split].path) for split in splits}
+    used = by_use(splits, index.classes, request.test_fraction, groups)
     statistics, fingerprint = (index.mean, index.std), index.fingerprint
-    if used["train"].groups is not None:
-        key = f"{fingerprint} {used['train'].groups.key}"
-        fingerprint = hashlib.sha256(key.encode()).hexdigest()
-    if request.test_fraction is not None:  # both are parts of one cache, for any fraction
+    if request.test_fraction is not None or groups:  # one cache, for any fraction and groups
         division = f"{fingerprint} {request.test_fraction!r} {TEST_SEED}"
+        division += f" {used['train'].groups.key}" if groups else ""
         fingerprint = hashlib.sha256(division.encode()).hexdigest()
         statistics = kept_statistics(folder, fingerprint, lambda: channel_statistics(used["train"]))
     data = ImageData(
@@ -159,21 +161,18 @@ def _load_decoded(
 def _choose_size(listing: Listing) -> int:
     """The side of the pictures if they are square, equal and small, else DEFAULT_SIZE.
 
-    Judged by the first picture with a readable header among the first five files of each class.
+    Judged by the first picture with a readable header among the first files of each class.
     """
     sizes = set()
-    tried: dict[int, int] = {}
-    done = set()
-    for path, label in zip(listing.paths, listing.labels, strict=True):
-        if label in done or tried.get(label, 0) == 5:
+    tried: Counter[int] = Counter()
+    for number, label in enumerate(listing.labels):
+        if tried[label] == TRIED:
             continue
-        tried[label] = tried.get(label, 0) + 1
-        try:
-            with strict_pillow(), open_image(os.path.join(listing.root, path)) as image:
-                sizes.add(image.size)
-        except Exception:  # decoding reports it as a bad file
-            continue
-        done.add(label)
+        tried[label] += 1
+        # Any exception: decoding reports a bad file.
+        with suppress(Exception), strict_pillow(), open_image(listing.path(number)) as image:
+            sizes.add(image.size)
+            tried[label] = TRIED
     if len(sizes) == 1:
         width, height = sizes.pop()
         if width == height <= LARGEST_KEPT_SIZE:
@@ -187,29 +186,24 @@ def _key(listings: dict[str, Listing], image_size: int, form: Form) -> str:
 
     Neither `on_bad` nor the division of a single split changes the key.
     """
-    names = itertools.chain.from_iterable(listing.paths for listing in listings.values())
-    jpegs = all(name.lower().endswith((".jpg", ".jpeg")) for name in names)
+    files = itertools.chain.from_iterable(listing.files for listing in listings.values())
+    jpegs = all(file.path.lower().endswith((".jpg", ".jpeg")) for file in files)
     what = [VERSION, image_size, *form.key(jpegs)]
     digest = hashlib.sha256(json.dumps(what).encode())
     for name, listing in listings.items():
         digest.update(json.dumps([name, listing.classes]).encode())
-        lines = [
-            f"{path}\0{size}\0{modified}\0"
-            for path, (size, modified) in zip(listing.paths, listing.stats, strict=True)
-        ]
+        lines = [f"{path}\0{size}\0{modified}\0" for path, size, modified in listing.files]
         digest.update(os.fsencode("".join(lines)))
         digest.update(json.dumps(listing.labels).encode())
     return digest.hexdigest()
 
 
-def _names(data_dir: Path, listing: Listing) -> list[str]:
-    """The paths of the files, relative to `data_dir` or absolute."""
+def _parts(data_dir: Path, listing: Listing) -> list[FolderPart]:
+    """What is to be indexed; paths are relative to `data_dir`."""
     prefix = os.path.relpath(listing.root, data_dir)
-    return [os.path.normpath(os.path.join(prefix, path)) for path in listing.paths]
-
-
-def _to_index(data_dir: Path, listing: Listing) -> SplitFiles:
-    names = _names(data_dir, listing)
-    pieces = [slice(start, start + FILES_AT_ONCE) for start in range(0, len(names), FILES_AT_ONCE)]
-    parts: list = [FolderPart(names[piece], listing.labels[piece]) for piece in pieces]
-    return SplitFiles(parts, [FileState(*state) for state in listing.stats], listing.groups)
+    files = [
+        file._replace(path=os.path.normpath(os.path.join(prefix, file.path)))
+        for file in listing.files
+    ]
+    pieces = [slice(start, start + FILES_AT_ONCE) for start in range(0, len(files), FILES_AT_ONCE)]
+    return [FolderPart(files[piece], listing.labels[piece]) for piece in pieces]

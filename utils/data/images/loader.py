@@ -69,8 +69,8 @@ class PictureLoader(Loader):
         channels_last: memory order of the batches.
         rows: (samples,) int64, indices of the samples into the pictures; None: all, in order.
         pool: processes that read ahead; None: this process reads.
-        options: `shuffle`, `seed`, `repeats`, `mixing`, `rank`, `least`, `drop_last`, `hold_out`:
-            see Loader and Steps.
+        options: `shuffle`, `seed`, `repeats`, `mixing`, `rank`, `least`, `drop_last`, `hold_out`,
+            `by_class`: see Loader and Steps.
     """
 
     _reader: Any  # a Reader, for `pool`
@@ -222,8 +222,6 @@ class EncodedLoader(PictureLoader):
     ):
         super().__init__(labels, width=pictures.size, **options)
         self._reader = reader(pictures, self.augment)
-        if self._pool is not None:
-            self._reader = self._pool.numbered(self._reader)
 
     def _gather(self, rows: np.ndarray, plan) -> Tensor | np.ndarray:
         return self._reader.pictures_of(self._opened, rows, plan)

@@ -143,8 +143,8 @@ def _picture(path: str) -> tuple[bytes, str]:
 
 
 def _cut(split: str, listing: Listing, shard_bytes: int) -> list[Shard]:
-    order = np.random.default_rng(SEED).permutation(len(listing.paths))
-    sizes = np.array([size for size, _ in listing.stats])[order]
+    order = np.random.default_rng(SEED).permutation(len(listing.files))
+    sizes = np.array([file.size for file in listing.files])[order]
     shard_of = np.cumsum(sizes) // shard_bytes
     starts = np.flatnonzero(np.diff(shard_of, prepend=-1))
     pieces = np.split(order, starts[1:])
@@ -159,8 +159,8 @@ def _key(shards: Sequence[Shard]) -> str:
     digest = hashlib.sha256()
     for shard in shards:
         for index in shard.files.tolist():
-            listing = shard.listing
-            line = json.dumps([listing.paths[index], listing.labels[index], listing.stats[index]])
+            path, *state = shard.listing.files[index]
+            line = json.dumps([path, shard.listing.labels[index], state])
             digest.update(f"{shard.name} {line}".encode())
     return digest.hexdigest()
 

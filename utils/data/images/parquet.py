@@ -32,13 +32,14 @@ from typing import NamedTuple
 
 from ...errors import UserError, one_line
 from ...files import reason, sync_folder
+from ...machine.packages import require
 from ...plural import counted
 from ..cache_folder import LOCK, remove_abandoned, temporary_folder
 from ..progress import progress_bar
-from .csv_lists import LABEL_NAMES
+from .csv_lists import LABEL_NAMES, known_columns
 from .encoded_data import load_encoded
 from .image_data import ImageData, PictureRequest
-from .scanning import SplitFiles
+from .records import File
 from .shards import divided, files_below, find_shards, listed_classes
 from .split_names import first_word
 from .tar import TarShard, add_sample
@@ -69,7 +70,7 @@ class UnpackedParquet(TarShard):
         return f"{self.source}, row {int(key)}"
 
 
-def load_parquet(request: PictureRequest) -> ImageData:
+def load_parquet(name: str, request: PictureRequest) -> ImageData:
     """The files in `data_dir`, unpacked into the cache and indexed if need be. A test split without
     labels is left out.
 
@@ -78,24 +79,25 @@ def load_parquet(request: PictureRequest) -> ImageData:
             such columns, the cache cannot be written, or see `load_encoded`.
     """
     root = configuration_folder(request.data_dir)
-    found = find_shards("parquet", root, re.compile(r".*\.parquet"))
+    found = find_shards(name, root, re.compile(r".*\.parquet"))
     first = next(iter(found.get("train", next(iter(found.values())))))
     columns = _columns(root / first)
     remark = f", pictures in column {columns.image}, classes in {columns.label}"
     tests = found.get("test", [])
-    if tests and all(_has_no_labels(root / name, columns.label) for name in tests):
+    if tests and all(_has_no_labels(root / test, columns.label) for test in tests):
         remark += f", without the test split ({tests[0]}, ...), which has no labels"
         del found["test"]
-    names = divided(root, found, request.test_fraction)
-    if partial := [name for split in names.values() for name in split if is_partial(name)]:
+    splits = divided(root, found, request.test_fraction)
+    if partial := [file for split in splits.values() for file in split if is_partial(file)]:
         remark += f", with what the hub has converted of a larger set ({partial[0]}, ...)"
-    unpacked = _unpack_all(root, names, columns, request)
-    files = {}
-    for split, some in names.items():
-        parts: list = [UnpackedParquet([str(unpacked[name])], str(root / name)) for name in some]
-        files[split] = SplitFiles.of_shards(parts, [unpacked[name] for name in some])
+    unpacked = _unpack_all(root, splits, columns, request)
+    parts: dict[str, list] = {split: [] for split in splits}
+    for split, some in splits.items():
+        for file in some:
+            tar = File.at(root, str(unpacked[file]))
+            parts[split].append(UnpackedParquet([tar], str(root / file)))
     classes = columns.classes or listed_classes(root)
-    data = load_encoded("parquet", root, files, request, classes)
+    data = load_encoded(name, root, parts, request, classes)
     return replace(data, source=data.source + remark)
 
 
@@ -105,10 +107,9 @@ def load_parquet(request: PictureRequest) -> ImageData:
 @contextlib.contextmanager
 def _opened(path: Path):
     """A pyarrow.parquet.ParquetFile. Raises UserError, also for what is raised while it is open."""
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise UserError("--dataset parquet needs one more package: pip install pyarrow") from error
+    require("--dataset parquet", "pyarrow")
+    from pyarrow import ArrowException, parquet
+
     try:
         with parquet.ParquetFile(
             path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
@@ -124,23 +125,19 @@ def _opened(path: Path):
 
 def _columns(path: Path) -> Columns:
     """Those of the pictures and labels. Raises UserError if the file has none."""
-    from_hub = {}
+    from_hub: dict = {}
     with _opened(path) as file:
         schema = file.schema_arrow
         with contextlib.suppress(KeyError, TypeError, ValueError):  # not of the hub
-            from_hub = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+            from_hub |= json.loads(schema.metadata[b"huggingface"])["info"]["features"]
     types = {field.name: str(field.type) for field in schema}
-    kinds = {name: from_hub[name].get("_type") for name in types if _is_feature(from_hub, name)}
-
-    def plain(name: str) -> str:
-        return name.lower().replace("_", " ")
-
+    kinds = {name: one.get("_type") for name, one in from_hub.items() if isinstance(one, dict)}
     images = [name for name, kind in types.items() if PICTURE.search(kind)]
     labels = [name for name, kind in types.items() if LABEL.search(kind)]
     image = next((name for name in images if kinds.get(name) == "Image"), next(iter(images), None))
     label = next((name for name in labels if kinds.get(name) == "ClassLabel"), None)
-    if label is None:
-        label = next((name for want in LABEL_NAMES for name in labels if plain(name) == want), None)
+    if label is None and (known := known_columns(labels, LABEL_NAMES)):
+        label = labels[known[0]]
     if image is None or label is None:
         what = "pictures, as bytes" if image is None else "labels, as whole numbers"
         listed = ", ".join(f"{name} ({kind})" for name, kind in types.items())
@@ -148,10 +145,6 @@ def _columns(path: Path) -> Columns:
     named = from_hub[label].get("names") if kinds.get(label) == "ClassLabel" else None
     named = list(named.values()) if isinstance(named, dict) else named
     return Columns(image, label, [str(name) for name in named] if named else None)
-
-
-def _is_feature(features: object, name: str) -> bool:
-    return isinstance(features, dict) and isinstance(features.get(name), dict)
 
 
 def _has_no_labels(path: Path, label: str) -> bool:
@@ -209,8 +202,7 @@ def _unpack_all(
 
 
 def _unpacked_name(root: Path, name: str, columns: Columns) -> str:
-    state = os.stat(root / name)
-    what = [VERSION, name, state.st_size, state.st_mtime_ns, columns.image, columns.label]
+    what = [VERSION, *File.at(root, name), columns.image, columns.label]
     key = hashlib.sha256(json.dumps(what).encode()).hexdigest()
     return f"{Path(name).stem}-{key[:16]}.tar"
 

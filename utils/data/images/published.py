@@ -17,6 +17,8 @@ from ...errors import UserError
 from .decoded import DecodedSplit, channel_statistics
 from .image_data import ImageData, PictureRequest, refuse_test_fraction
 
+MAX_FILE_BYTES = 320 << 20  # twice the largest published one, CIFAR-100's train
+
 
 class Contents(NamedTuple):
     """The data set read from the published files."""
@@ -31,7 +33,6 @@ class Contents(NamedTuple):
 class Published(ABC):
     """A published data set."""
 
-    SIDE: ClassVar[int]  # of all pictures, in pixels
     INSTEAD: ClassVar[str]  # end of an error message: what to do without the published files
 
     name: str  # of --dataset
@@ -60,11 +61,11 @@ class Published(ABC):
         statistics = channel_statistics(train.images)
         return ImageData(self.name, classes, *statistics, train, test, fingerprint, str(source))
 
-    def read_file(self, path: Path, most: int) -> bytes:
-        """The first `most` bytes of a file. Raises UserError if it cannot be read."""
+    def read_file(self, path: Path) -> bytes:
+        """The first MAX_FILE_BYTES of a file. Raises UserError if it cannot be read."""
         try:
             with open(path, "rb") as file:
-                return file.read(most)
+                return file.read(MAX_FILE_BYTES)
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}; {self.INSTEAD}") from error
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 from concurrent.futures.process import BrokenProcessPool
@@ -24,8 +25,8 @@ from ...files import write_synced
 from ..cache_folder import built, write_array
 from .decode import not_readable, strict_pillow
 from .image_data import PictureRequest
-from .records import RECORD, Records
-from .scanning import SplitFiles, scan_all, tasks_of
+from .records import RECORD, File, Records
+from .scanning import Part, scan_all
 
 VERSION = 3  # of the index; part of every key
 FIRST = 10  # bad records that the index names
@@ -58,7 +59,7 @@ class Found(NamedTuple):
     splits: dict[str, Records]
 
 
-def find_index(root: Path, splits: dict[str, SplitFiles], request: PictureRequest) -> Found:
+def find_index(root: Path, splits: dict[str, list[Part]], request: PictureRequest) -> Found:
     """The index of these files, which is built if there is none. With `on_bad="skip"` every picture
     is decoded once, and bad ones are left out.
 
@@ -99,35 +100,33 @@ def _open(folder: Path, root: Path) -> Found | None:
     return Found(folder, index, splits) if index.version == VERSION else None
 
 
-def _key(splits: dict[str, SplitFiles], on_bad: str) -> str:
+def _key(splits: dict[str, list[Part]], on_bad: str) -> str:
     """SHA-256 of what the index depends on."""
     digest = hashlib.sha256(json.dumps([VERSION, on_bad]).encode())
-    for split, files in splits.items():
+    for split, parts in splits.items():
         digest.update(f"\0{split}\0".encode())
-        states = iter(files.states)
-        for part in files.parts:
+        for part in parts:
             digest.update(type(part).__name__.encode())
             digest.update(json.dumps(part.labels).encode())
-            for name in part.names:
-                state = next(states)
-                digest.update(os.fsencode(f"{name}\0{state.size}\0{state.modified}\0"))
+            for path, size, modified in part.files:
+                digest.update(os.fsencode(f"{path}\0{size}\0{modified}\0"))
     return digest.hexdigest()
 
 
 def _write(
-    folder: Path, root: Path, splits: dict[str, SplitFiles], request: PictureRequest, key: str
+    folder: Path, root: Path, splits: dict[str, list[Part]], request: PictureRequest, key: str
 ) -> None:
-    tasks = {split: tasks_of(files) for split, files in splits.items()}
     counts, skipped, digest = {}, [], hashlib.sha256()
-    scanning = scan_all(str(root), [task for some in tasks.values() for task in some], request)
+    scanning = scan_all(str(root), [*itertools.chain(*splits.values())], request)
     with strict_pillow(), contextlib.closing(scanning) as scanned:
-        for split, files in splits.items():
-            tables = []
-            for _ in tasks[split]:
-                found = next(scanned)
+        for split, parts in splits.items():
+            tables, files = [], list[File]()
+            for part, found in zip(parts, scanned, strict=False):  # other splits follow
                 if found.bad and request.on_bad == "error":
                     raise not_readable(*found.bad[0])
+                found.table["file"] += len(files)
                 tables.append(found.table)
+                files += part.files
                 skipped += [f"{record}: {problem}" for record, problem in found.bad]
             table = np.concatenate(tables)
             if not len(table):
@@ -142,11 +141,7 @@ def _write(
     write_synced(folder / "index.json", json.dumps(asdict(index), indent=1).encode())
 
 
-def _file_table(files: SplitFiles) -> np.ndarray:
-    names = [os.fsencode(name) for name in files.names]
-    width = max(map(len, names))
-    table = np.zeros(len(names), [("name", f"S{width}"), ("size", "<i8"), ("modified", "<i8")])
-    table["name"] = names
-    table["size"] = [state.size for state in files.states]
-    table["modified"] = [state.modified for state in files.states]
-    return table
+def _file_table(files: list[File]) -> np.ndarray:
+    rows = [(os.fsencode(path), size, modified) for path, size, modified in files]
+    width = max(len(name) for name, *_ in rows)
+    return np.array(rows, [("name", f"S{width}"), ("size", "<i8"), ("modified", "<i8")])

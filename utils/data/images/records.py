@@ -37,11 +37,17 @@ RECORD = np.dtype(
 HEAD = 4096
 
 
-class FileState(NamedTuple):
-    """What tells that a file has changed."""
+class File(NamedTuple):
+    """A file with pictures, and what tells that it has changed."""
 
-    size: int  # bytes
+    path: str  # relative to the data set's root, or absolute
+    size: int  # bytes; -1: it is not there
     modified: int  # ns
+
+    @classmethod
+    def at(cls, root: str | Path, path: str) -> File:
+        state = os.stat(os.path.join(root, path))
+        return cls(path, state.st_size, state.st_mtime_ns)
 
 
 @dataclass(frozen=True)
@@ -99,14 +105,11 @@ class Records:
             raise UserError(f"cannot read {self.path(file)}: {reason(error)}") from error
         unchanged = (state.st_size, state.st_mtime_ns) == (indexed["size"], indexed["modified"])
         if not unchanged or len(content) < length:
-            raise self._changed(file)
+            raise UserError(
+                f"{self.path(file)} was changed after its pictures were indexed: start again with "
+                "--resume, and leave the files alone meanwhile"
+            )
         return content
-
-    def _changed(self, file: int) -> UserError:
-        return UserError(
-            f"{self.path(file)} was changed after its pictures were indexed: start again with "
-            "--resume, and leave the files alone meanwhile"
-        )
 
     def _map(self, name: str) -> np.ndarray:
         path = Path(self.folder) / name
@@ -186,7 +189,6 @@ class RecordReader:
 
     pictures: EncodedPictures
     augment: Any  # as in loader.py, or None
-    number: int = 0
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

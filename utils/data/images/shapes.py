@@ -20,17 +20,15 @@ TRAIN_PER_CLASS, TEST_PER_CLASS = 500, 100
 _SEED = 20240229
 
 
-def load_shapes(request: PictureRequest) -> ImageData:
+def load_shapes(name: str, request: PictureRequest) -> ImageData:
     """5,000 training and 1,000 test pictures with equally many of each class, always the same."""
-    refuse_test_fraction("shapes", request)
+    refuse_test_fraction(name, request)
     train = draw_split(TRAIN_PER_CLASS, np.random.default_rng(_SEED))
     test = draw_split(TEST_PER_CLASS, np.random.default_rng(_SEED + 1))
     classes, statistics = list(SHAPES), channel_statistics(train.images)
     fingerprint = content_fingerprint(classes, {"train": train, "test": test})
     source = "built-in synthetic data"
-    return ImageData(
-        "shapes", classes, *statistics, train, test, fingerprint, source, synthetic=True
-    )
+    return ImageData(name, classes, *statistics, train, test, fingerprint, source, synthetic=True)
 
 
 def draw_split(per_class: int, rng: np.random.Generator) -> DecodedSplit:

@@ -12,7 +12,6 @@ classes.txt, or a file of synsets (imagenet.py), names the classes, one a line.
 from __future__ import annotations
 
 import re
-from functools import partial
 from pathlib import Path
 
 from ...errors import UserError
@@ -20,7 +19,7 @@ from ...files import reason
 from .encoded_data import load_encoded
 from .image_data import ImageData, PictureRequest
 from .imagenet import all_class_names, text_lines
-from .scanning import SplitFiles
+from .records import File
 from .split_names import SPLITS, is_ignored, split_words
 from .tar import TarShard
 from .tfrecord import TFRecordShard
@@ -33,18 +32,14 @@ NAMES = {
 CLASSES = "classes.txt"
 
 
-def _load(name: str, request: PictureRequest) -> ImageData:
+def load_shards(name: str, request: PictureRequest) -> ImageData:
     """The shards in `data_dir`, indexed if need be. Raises UserError, see `load_encoded`."""
     root, (kind, pattern) = request.data_dir, NAMES[name]
     names = divided(root, find_shards(name, root, pattern), request.test_fraction)
-    files = {}
-    for split, some in names.items():
-        parts: list = [kind([name]) for name in some]
-        files[split] = SplitFiles.of_shards(parts, [root / name for name in some])
-    return load_encoded(name, root, files, request, listed_classes(root))
-
-
-load_tar, load_tfrecord = partial(_load, "tar"), partial(_load, "tfrecord")
+    parts: dict[str, list] = {
+        split: [kind([File.at(root, shard)]) for shard in some] for split, some in names.items()
+    }
+    return load_encoded(name, root, parts, request, listed_classes(root))
 
 
 def find_shards(name: str, root: Path, pattern: re.Pattern) -> dict[str, list[str]]:

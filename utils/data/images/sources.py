@@ -1,31 +1,30 @@
 """The data sets of pictures.
 
-A data set is a module in this folder with a function PictureRequest -> ImageData, and a line in
-`IMAGE_DATASETS`. The function raises UserError for settings without effect on it (see
-`refuse_test_fraction`). Its splits may be any kind of `PictureSplit`; decoded ones of another size
-than asked for are resized afterwards.
+A data set is a module in this folder and a line in `IMAGE_DATASETS`. Its function takes its name
+there and a `PictureRequest`, and returns an `ImageData`. It raises UserError for settings without
+effect on it (see `refuse_test_fraction`). Its splits may be any kind of `PictureSplit`; decoded
+ones of another size than asked for are resized afterwards.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
+import pkgutil
 from dataclasses import replace
 
 from .image_data import ImageData, NoTestSet, PictureRequest
 
 # Name -> "module:function", imported on use: `--dataset shapes` needs no decoder, `--help` nothing.
 IMAGE_DATASETS = {
-    "cifar10": "utils.data.images.cifar:load_cifar10",
-    "cifar100": "utils.data.images.cifar:load_cifar100",
+    "cifar10": "utils.data.images.cifar:load_cifar",
+    "cifar100": "utils.data.images.cifar:load_cifar",
     "csv": "utils.data.images.csv_lists:load_csv",
-    "fashion_mnist": "utils.data.images.mnist:load_fashion_mnist",
+    "fashion_mnist": "utils.data.images.mnist:load_mnist",
     "imagefolder": "utils.data.images.imagefolder:load_imagefolder",
     "mnist": "utils.data.images.mnist:load_mnist",
     "parquet": "utils.data.images.parquet:load_parquet",
     "shapes": "utils.data.images.shapes:load_shapes",
-    "tar": "utils.data.images.shards:load_tar",
-    "tfrecord": "utils.data.images.shards:load_tfrecord",
+    "tar": "utils.data.images.shards:load_shards",
+    "tfrecord": "utils.data.images.shards:load_shards",
 }
 
 
@@ -40,13 +39,11 @@ def load_image_data(name: str, request: PictureRequest) -> ImageData:
     Raises:
         UserError: the data is missing, damaged or unsuitable, or a setting does not apply to it.
     """
-    module, function = IMAGE_DATASETS[name].split(":")
-    load: Callable[[PictureRequest], ImageData]
-    load = getattr(importlib.import_module(module), function)
+    load = pkgutil.resolve_name(IMAGE_DATASETS[name])
     try:
-        data = load(request)
+        data: ImageData = load(name, request)
     except NoTestSet:
-        data = load(replace(request, test_fraction=TEST_FRACTION))
+        data = load(name, replace(request, test_fraction=TEST_FRACTION))
         held_out = "a fifth is held out as test set (--test_fraction sets another part)"
         data = replace(data, source=f"{data.source}; {held_out}")
     if request.image_size in (None, data.train.shape[0]):

@@ -22,7 +22,7 @@ from ...errors import UserError
 from ...files import reason
 from .decode import raise_transient, why
 from .file_formats import picture_endings, unread_formats
-from .records import RECORD
+from .records import RECORD, File
 from .scanning import Bad, Scanned, entry
 
 # Of several pictures in a sample, the first of these is taken.
@@ -36,7 +36,7 @@ MOST_LABEL = 1 << 20  # bytes of a member with a label
 class TarShard:
     """A tar file."""
 
-    names: list[str]  # a single one
+    files: list[File]  # a single one
     labels = None
 
     def sample(self, path: str, key: str) -> str:
@@ -44,7 +44,7 @@ class TarShard:
         return f"{path}, member {key!r}"
 
     def scan(self, root: str, thorough: bool) -> Scanned:
-        path = os.path.join(root, self.names[0])
+        path = os.path.join(root, self.files[0].path)
         table, bad = [], []
         try:
             with open(path, "rb") as file:

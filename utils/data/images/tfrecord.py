@@ -18,8 +18,9 @@ import numpy as np
 
 from ...errors import UserError
 from ...files import reason
+from ...machine.packages import require
 from .decode import raise_transient, why
-from .records import RECORD
+from .records import RECORD, File
 from .scanning import Bad, Scanned, entry
 
 ENCODED, LABEL = b"image/encoded", b"image/class/label"
@@ -30,11 +31,11 @@ HEADER, FOOTER = 12, 4  # bytes
 class TFRecordShard:
     """A file of records."""
 
-    names: list[str]  # a single one
+    files: list[File]  # a single one
     labels = None
 
     def scan(self, root: str, thorough: bool) -> Scanned:
-        path = os.path.join(root, self.names[0])
+        path = os.path.join(root, self.files[0].path)
         table, bad = [], []
         try:
             with open(path, "rb") as file:
@@ -83,12 +84,8 @@ def checksum() -> Callable[[bytes], int]:
     """The function that computes the checksums: CRC-32C, rotated and shifted.
 
     Raises UserError if the package for it is missing."""
-    try:
-        from google_crc32c import value
-    except ImportError as error:
-        raise UserError(
-            "--dataset tfrecord needs one more package: pip install google-crc32c"
-        ) from error
+    require("--dataset tfrecord", "google-crc32c")
+    from google_crc32c import value
 
     def masked(content: bytes) -> int:
         crc = value(content)

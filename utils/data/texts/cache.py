@@ -10,15 +10,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import tokenizers
 from tokenizers import Tokenizer
 
 from ...errors import UserError
 from ...files import reason
 from ...plural import counted
-from ..groups import ASK
-from ..splits import stratified_split, stratified_subset
+from ..groups import NONE
+from ..splits import divide
 from .csv_texts import repeated_texts
 from .encodings import BY_ROW
 from .files import file_sum
@@ -84,20 +83,19 @@ def load_tokenized(
     }
     if name == "csv" or request.encoding not in (None, BY_ROW):
         settings["reading"] = [request.encoding, request.header, request.max_bad]
-    if request.group_column != ASK:
+    if name == "csv" and request.group_column != NONE:
         settings["groups"] = request.group_column
     folder = Path(cache_dir) / f"text-{_key(source, settings)}"
     cached = open_cache(folder)
     if cached is not None:
         return replace(cached, source=f"{source.description}, memory-mapped from {folder}")
     texts = source.load()
-    splits = _divide(texts, val_fraction, subset, seed)
-    if texts.train.groups is not None:
-        texts.notes.extend(texts.train.groups.notes)
+    train, val = divide(texts, val_fraction, subset, seed)
     if val_fraction and not texts.synthetic:
-        both = (splits[name].texts for name in ("train", "val"))
-        texts.notes.extend(repeated_texts("the validation texts held out", *both))
-    made = tokenizer.make(splits["train"].texts, texts.notes.append)
+        repeated = repeated_texts("the validation texts held out", train.texts, val.texts)
+        texts.notes.extend(repeated)
+    splits = {"train": train, "test": texts.test} | ({} if val is None else {"val": val})
+    made = tokenizer.make(train.texts, texts.notes.append)
     data = _encode_all(source, texts, splits, made)
     return _write_to_cache(folder, data)
 
@@ -122,25 +120,6 @@ def _key(source: TextSource, settings: dict) -> str:
     versions = [VERSION, STORE_VERSION, source.version, tokenizers.__version__]
     content = json.dumps([versions, source.name, files, settings], sort_keys=True)
     return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-
-
-def _divide(
-    data: TextData, val_fraction: float, subset: float | None, seed: int
-) -> dict[str, Texts]:
-    """The splits by name. First the validation texts are taken from the training texts, then the
-    subset from the rest."""
-    chosen, val = np.arange(len(data.train)), data.val
-    if val_fraction:
-        chosen, held_out = stratified_split(
-            data.train.labels, val_fraction, seed, data.classes, data.train.groups
-        )
-        val = data.train.part(held_out)
-    if subset is not None:
-        amount = subset if subset <= 1 else int(subset) if subset == int(subset) else subset
-        chosen = chosen[stratified_subset(data.train.labels[chosen], amount, seed)]
-    train = data.train if len(chosen) == len(data.train) else data.train.part(chosen)
-    splits = {"train": train, "test": data.test, "val": val}
-    return {name: split for name, split in splits.items() if split is not None}
 
 
 def _encode_all(

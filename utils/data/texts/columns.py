@@ -5,14 +5,13 @@ that leaves no doubt, for each file by itself; in doubt the user is asked. `Colu
 one line which columns are taken.
 """
 
-import difflib
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ...errors import UserError
 from ...plural import counted
-from ..groups import ASK, NONE
+from ..groups import ASK, LOOKED_AT, NONE, advice
 from .files import Table
 
 # The first of LABEL_NAMES that a header has is the class; all of TEXT_NAMES in it are text.
@@ -33,6 +32,11 @@ OTHER_NAMES = (
     "at", "on", "by", "author", "user", "username", "name", "email", "url", "link", "language",
     "country", "city", "phone", "ip", "split",
 )  # fmt: skip
+# Columns of groups, perhaps.
+_GROUP_NAME = re.compile(
+    r"(patient|person|participant|author|writer|speaker|user|username|customer|client|session|"
+    r"conversation|thread|group)s?( (id|name|number))?|(subject|case|study|donor|document) id"
+)
 _SURE_NAMES = ("label", "labels", "class", "text", "texts")  # of columns, even where others are odd
 _SAMPLE_ROWS = 2000  # that are looked at
 _LONGEST_NAME = 40  # characters of a column's name
@@ -88,7 +92,8 @@ def choose_columns(
         needs_label: whether a table without a class is an error.
         header: whether the first row names the columns, unless a class in it says that it does not;
             None: to be found.
-        group_column: see `find_group_column`.
+        group_column: see `find_group_column`; if it is ASK, and no classes are known, the note
+            points out a column that looks like groups.
 
     Raises:
         UserError: a column is missing or both text and class, the table has too few, or the user
@@ -136,6 +141,8 @@ def choose_columns(
     if not texts:
         texts = _guess_texts(table, cells, [j for j in rest if j not in (label, group)], names)
     note = _note(table, names, texts, label, header, group)
+    if group_column == ASK and not classes:
+        note = "; ".join([note, *likely_group_column(table, names, header, (*texts, label))])
     return Columns(texts, label, header, note, group)
 
 
@@ -195,12 +202,21 @@ def find_group_column(table: Table, names: list[str], column: str, required: boo
     name and is not `required` to."""
     if column in (ASK, NONE) or not (required or _has_name(names, column)):
         return None
-    likely = difflib.get_close_matches(column, names, 1)
-    if likely and not column.isdecimal() and not _has_name(names, column):
-        raise UserError(
-            f"{table.path} has no column {column!r} (--group_column): did you mean {likely[0]!r}?"
-        )
     return find_column(table, names, column, "--group_column")
+
+
+def likely_group_column(
+    table: Table, names: list[str], header: bool, taken: Collection[int | None]
+) -> list[str]:
+    """A line if a column that is not `taken` has a name of groups, and values that are repeated."""
+    rows = [row.cells for row in table.rows[header:][:LOOKED_AT] if row.problem is None]
+    for place, name in enumerate(names):
+        if place in taken or not _GROUP_NAME.fullmatch(_plain(name)):
+            continue
+        cells = [cells[place] for cells in rows if cells[place]]
+        if 5 <= len({*cells}) <= 0.8 * len(cells):
+            return [advice(f"rows with the same {name}", "--group_column", name)]
+    return []
 
 
 def _has_name(names: list[str], column: str) -> bool:

@@ -1,15 +1,14 @@
 """The user's own texts: a training file, a test set (a file, or a part of the training file that is
 held out), and perhaps a validation file."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import Faults, UserError
 from ...plural import counted
-from ..groups import ASK, NONE, groups_of
-from ..splits import TEST_SEED, stratified_split
+from ..groups import Groups, groups_of
+from ..splits import TEST_SEED, split_off
 from .files import file_kind, read_text_file
 from .rows import Samples, read_samples, whole_number
 from .sources import TextData, TextRequest, Texts, TextSource
@@ -72,18 +71,14 @@ def _load(request: TextRequest, files: dict[str, Path]) -> TextData:
             f"{files['train']} has {len(classes):,} classes for {len(samples['train'].texts):,} "
             "texts: is it the right column (--label_column)?"
         )
-    texts = {role: to_texts(part, classes) for role, part in samples.items()}
     notes = notes_of(samples)
-    if (by := request.group_column) not in (ASK, NONE):
-        named = {role: part.groups for role, part in samples.items()}
-        groups = groups_of(f"--group_column {by}", named)
-        texts = {role: replace(texts[role], groups=groups[role]) for role in texts}
+    named = {role: part.groups for role, part in samples.items()}
+    groups = groups_of(f"--group_column {request.group_column}", named, notes)
+    texts = {role: to_texts(part, classes, groups.get(role)) for role, part in samples.items()}
     if request.test_fraction is not None:
-        whole, fraction = texts["train"], request.test_fraction
-        kept, held_out = stratified_split(whole.labels, fraction, TEST_SEED, classes, whole.groups)
-        texts["train"], texts["test"] = whole.part(kept), whole.part(held_out)
-        both = (texts[role].texts for role in ("train", "test"))
-        notes += repeated_texts("the test texts held out", *both)
+        train, test = split_off(texts["train"], request.test_fraction, TEST_SEED, classes)
+        texts["train"], texts["test"] = train, test
+        notes += repeated_texts("the test texts held out", train.texts, test.texts)
     classes, note = class_names(files["train"], classes, request.encoding)
     notes += [] if note is None else [note]
     return TextData(
@@ -160,7 +155,7 @@ def notes_of(samples: dict[str, Samples]) -> list[str]:
     """Lines on the columns taken, on bad rows, and on texts that are in the training file, too."""
     notes = []
     for part in samples.values():
-        notes += [part.note, *part.on_groups]
+        notes.append(part.note)
         if part.problems:
             notes.append(part.left_out() + part.lost(whole=True))
         before, after = part.different, len(set(part.texts))
@@ -196,7 +191,7 @@ def sort_classes(labels: list[str]) -> list[str]:
         return sorted(names)
 
 
-def to_texts(samples: Samples, classes: list[str]) -> Texts:
+def to_texts(samples: Samples, classes: list[str], groups: Groups | None = None) -> Texts:
     place = {name: index for index, name in enumerate(classes)}
     labels = np.fromiter((place[label] for label in samples.labels), np.int64, len(samples.labels))
-    return Texts(samples.texts, labels)
+    return Texts(samples.texts, labels, groups)

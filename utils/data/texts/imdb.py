@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import UserError
-from ...files import reason
 from .clean import clean_text
 from .csv_texts import repeated_texts
-from .files import broken_text
+from .files import broken_text, reading
 from .sources import TextData, TextRequest, Texts, TextSource
 
 URL = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
@@ -80,10 +79,9 @@ def _by_number(name: str) -> tuple[int, str]:
 
 def _read(files: dict[Key, Path]) -> Iterator[tuple[Key, bytes]]:
     for key, path in files.items():
-        try:
-            yield key, path.read_bytes()
-        except OSError as error:
-            raise UserError(f"cannot read {str(path)!r}: {reason(error)}") from error
+        with reading(path):
+            content = path.read_bytes()
+        yield key, content
 
 
 def _unpack(archive: Path) -> Iterator[tuple[Key, bytes]]:

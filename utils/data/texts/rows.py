@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import UserError
-from ..groups import ASK, likely_column
 from .clean import clean_text
 from .columns import choose_columns
 from .files import Row, broken_text, file_kind, read_table, read_text_file
@@ -23,8 +22,8 @@ class Samples:
 
     `problems` are the bad rows, which are left out: (line, what is wrong with it, its class, "" if
     it cannot be read). `note` says which columns are taken. `different` counts the different texts
-    before cleaning. `groups` has one for each text, "" where there is none; `on_groups` a line on
-    them.
+    before cleaning. `groups` has one for each text if there is a column of them, "" where it is
+    empty.
     """
 
     path: Path
@@ -35,7 +34,6 @@ class Samples:
     labels: list[str] = field(default_factory=list)
     problems: list[tuple[int, str, str]] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
-    on_groups: list[str] = field(default_factory=list)
 
     def refuse(self, most: float | None) -> None:
         """UserError if more than this fraction of the rows are bad; None: if any is."""
@@ -101,7 +99,7 @@ def read_samples(
         by_number = {}
     first = table.rows[0].cells if columns.header else None
     for row in table.rows[columns.header :]:
-        problem, text, label, group = row.problem, "", "", ""
+        problem, text, label, group = row.problem, "", "", None
         if row.cells == first:  # as in files that were joined
             problem = "is the header row once more"
         if problem is None:
@@ -120,14 +118,14 @@ def read_samples(
                     problem += " (after cleaning; --no_clean_text keeps links and markup)"
             elif known and label not in known:
                 problem = f"has the class {label[:40]!r}, which the training file does not have"
-            elif columns.group is not None and not group and not known:
+            elif group == "" and not known:
                 problem = "has no group (--group_column)"
         if problem is None:
             originals.add(hash(original))
             samples.lines.append(row.line)
             samples.texts.append(text)
             samples.labels.append(label)
-            samples.groups.append(group)
+            samples.groups += [] if group is None else [group]
         else:
             samples.problems.append((row.line, problem, label))
     samples.different = len(originals)
@@ -135,10 +133,6 @@ def read_samples(
     if not samples.texts:
         why = "".join(f": line {line} {problem}" for line, problem, _ in samples.problems[:1])
         raise UserError(f"{path} has no row that can be used{why}")
-    if request.divided and by == ASK and not known:
-        names = table.names or [cell or "" for cell in first or ()]
-        rows = [row.cells for row in table.rows if row.problem is None]
-        samples.on_groups = likely_column(names, rows, {*columns.texts, columns.label})
     return samples
 
 

@@ -91,8 +91,7 @@ class TextRequest:
         encoding, header: see `decode` in encodings.py, and `choose_columns` in columns.py.
         max_bad: the largest fraction of the rows of a file that `on_bad` "skip" leaves out.
         group_column: name or number of the column with the group of a text (csv only); "none": no
-            groups; "ask": a note points out what looks like groups, if `divided`.
-        divided: whether a part of the training file is held out.
+            groups; "ask": a note points out what looks like groups.
     """
 
     data_dir: Path
@@ -107,8 +106,7 @@ class TextRequest:
     encoding: str | None = None
     header: bool | None = None
     max_bad: float = MAX_BAD
-    group_column: str = "ask"
-    divided: bool = False
+    group_column: str = "none"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ Learning rate and weight decay mean what they do for AdamW; with `ngd_norm` "gra
 for SGD.
 """
 
-import dataclasses
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -77,26 +76,16 @@ class NgdFlags:
     )
 
 
-def missing_flags(
-    *,
-    ngd_norm: str = "fixed",
-    ngd_power: float | None = None,
-    ngd_momentum_first: bool | None = None,
-    ngd_adam: bool | None = None,
-    ngd_alpha: float | None = None,
-    **others,
-) -> dict[str, object]:
+def missing_flags(flags: NgdFlags) -> dict[str, object]:
     """Defaults of those flags that are None: the paper's with steps as long as the gradient, else
     those that were found to be better (benchmarks/results/ngd.md)."""
-    fixed = ngd_norm == "fixed"
-    power = (0.5 if fixed else 1.0) if ngd_power is None else ngd_power
-    given_and_default = {
-        "ngd_power": (ngd_power, power),
-        "ngd_momentum_first": (ngd_momentum_first, fixed),
-        "ngd_adam": (ngd_adam, fixed),
-        "ngd_alpha": (ngd_alpha, 4.0 if power == 1 else 0.01),
-    }
-    return {name: default for name, (given, default) in given_and_default.items() if given is None}
+    fixed = flags.ngd_norm == "fixed"
+    power = flags.ngd_power or (0.5 if fixed else 1.0)
+    alpha = 4.0 if power == 1 else 0.01
+    defaults = {
+        "ngd_power": power, "ngd_momentum_first": fixed, "ngd_adam": fixed, "ngd_alpha": alpha,
+    }  # fmt: skip
+    return {name: value for name, value in defaults.items() if getattr(flags, name) is None}
 
 
 def make(
@@ -118,8 +107,8 @@ def make(
     """
     from .optimizer import NGD
 
-    flags = dataclasses.asdict(NgdFlags(**flags))
-    flags |= missing_flags(**flags)
+    given = NgdFlags(**flags)
+    flags = vars(given) | missing_flags(given)
     own = {name.removeprefix("ngd_"): value for name, value in flags.items()}
     if own.pop("adam"):
         groups = _with_adam(groups)
@@ -154,7 +143,7 @@ class NgdEntry(OptimizerEntry):
         return SGD.defaults(texts) if ngd_norm == "gradient" else super().defaults(texts)
 
     def own_defaults(self, **own) -> dict[str, object]:
-        return missing_flags(**own)
+        return missing_flags(NgdFlags(**own))
 
     def lr_scaling(self, *, ngd_norm: str = "fixed", **own) -> str:
         return SGD.lr_scaling() if ngd_norm == "gradient" else super().lr_scaling()

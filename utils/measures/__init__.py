@@ -1,0 +1,6 @@
+"""How good a classifier is: accuracy, F1, AUROC and others, and how sure these figures are.
+
+table.py names the measures, without PyTorch; tally.py counts over batches and ranks what they are
+made of; compute.py makes values and intervals of the counts; own.py reads measures from files of
+the user's.
+"""

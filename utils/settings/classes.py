@@ -1,0 +1,60 @@
+"""Flags for classes of very different numbers of samples, or of different importance."""
+
+from dataclasses import dataclass
+
+from ..errors import UserError
+from .config import Config
+from .mixing import overfitting_flag
+
+# Values of --class_weights that the counts of the classes decide; any other one is a file.
+BY_COUNT = ("balanced", "sqrt")
+FILES = (".yaml", ".yml", ".csv")
+
+
+@dataclass
+class ClassSettings(Config):
+    class_weights: str | None = overfitting_flag(
+        None,
+        "Weight of each class in the training loss, which is then the weighted mean over an "
+        "optimizer step. balanced: inversely proportional to the training samples of the class; "
+        "sqrt: to their square root; or a .yaml or .csv file of each class's name and weight",
+        default_text="all weigh the same",
+    )
+    class_sampler: str = overfitting_flag(
+        "none",
+        "balanced: draw the samples of an epoch, as many as before, with replacement and every "
+        "class with the same probability",
+        choices=("none", "balanced"),
+    )
+    focal_gamma: float = overfitting_flag(
+        0.0,
+        "Focal loss: multiply the loss of a sample by (1 - p)^gamma, where p is the probability of "
+        "its class, so that samples that are right already count less; 2 is usual, 0 turns it off",
+        low=0, high=100,
+    )  # fmt: skip
+    logit_adjustment: float = overfitting_flag(
+        0.0,
+        "In the training loss alone, add to each logit this times the logarithm of its class's "
+        "fraction of the training samples; 1 is usual, 0 turns it off",
+        low=0, high=100,
+    )  # fmt: skip
+
+    def validate(self):
+        super().validate()
+        name = self.class_weights
+        is_known = name is None or name in BY_COUNT or name.lower().endswith(FILES)
+        if self.action.trains and not is_known:
+            raise UserError(
+                f"--class_weights {name}: give balanced, sqrt, or a .yaml or .csv file of each "
+                "class's name and weight"
+            )
+
+    @property
+    def corrections_by_count(self) -> list[str]:
+        """The flags, as far as they are on, that make up for how many samples classes have."""
+        given = {
+            f"--class_sampler {self.class_sampler}": self.class_sampler != "none",
+            f"--class_weights {self.class_weights}": self.class_weights in BY_COUNT,
+            f"--logit_adjustment {self.logit_adjustment:g}": self.logit_adjustment > 0,
+        }
+        return [flag for flag, is_on in given.items() if is_on]

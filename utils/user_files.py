@@ -1,0 +1,72 @@
+"""What the user's own Python files define, named as FILE.py:NAME."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from .errors import UserError, one_line
+
+
+def find(flag: str, place: str, what: str, example: str):
+    """The object that "path/to/file.py:Name" names, or None if the file has none of that name. The
+    file may import others from its folder.
+
+    Args:
+        flag: begins the message of an error.
+        what: a noun for the object; `example`: a name for one.
+
+    Raises:
+        UserError: there is no such file, or it cannot be imported.
+    """
+    file, _, name = place.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise UserError(f"{flag} {place}: there is no file {file}")
+    if not name.isidentifier():
+        raise UserError(f"{flag} {place}: name the {what} after a colon, as in {file}:{example}")
+    written = path.stat()
+    try:
+        module = _import_file(path.absolute(), written.st_mtime_ns, written.st_size)
+    except Exception as error:
+        raise UserError(f"{flag} {place}: {file} cannot be imported{where(error, place)}") from None
+    return getattr(module, name, None)
+
+
+def own_names(place: str) -> str:
+    """ "; it has A, B": what the file of a place, which was imported, defines itself."""
+    home = _module_name(Path(place.rpartition(":")[0]))
+    module = sys.modules[home]
+    own = [k for k, v in vars(module).items() if getattr(v, "__module__", "") == home]
+    return f"; it has {', '.join(own)}" if own else ""
+
+
+def where(error: BaseException, place: str) -> str:
+    """ " in line 3: ValueError: text"; the line is one of the user's file, left out if unknown."""
+    file, kind = str(Path(place.rpartition(":")[0]).absolute()), type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
+    line, text = f" in line {lines[-1]}" if lines else "", one_line(error, 300)
+    return f"{line}: {text}" if text.startswith(kind) else f"{line}: {kind}: {text}"
+
+
+def _module_name(path: Path) -> str:
+    return f"model_of_{path.stem}"
+
+
+@functools.cache  # what a file registers elsewhere may be registered only once
+def _import_file(path: Path, modified: int, size: int) -> ModuleType:
+    """Imports the file unless it was imported as it is (`modified` in ns, `size` in bytes)."""
+    spec = importlib.util.spec_from_file_location(_module_name(path), path)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    spec.loader.exec_module(module)
+    return module
