@@ -220,6 +220,7 @@ def test_texts_without_an_author_are_bad_rows(place):
             text_task(f"--test_fraction 0.2 --group_column {column} --on_bad skip")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_splits(place, run_resnet, monkeypatch):
     load, found = pictures.load_splits, []
 
