@@ -39,6 +39,8 @@ VALUES = {
     "predict": ["pictures", "pictures/train/cat/0.png", "pictures/train.csv", "nowhere"],
     "eval_data": ["pictures", "one_tree", "pictures/train.csv", "nowhere"],
     "image_column": ["file", "1", "9"],
+    "group_column": ["source", "3", "nothing", "none"],
+    "group_by": ["folder", "none", r"(\d)\.png", "x", "("],
     "label_column": ["label", "2", "nothing"],
     "image_dir": [".", "train", "nowhere"],
     "image_size": [8, 9, 16, 33, 100],
@@ -96,8 +98,11 @@ def place(space, tmp_path_factory):
                     Image.fromarray(pixels.astype(np.uint8)).save(where / f"{number}.png")
     for split in ("train", "test"):
         files = sorted((folder / "pictures").glob(f"{split}/*/*"))
-        rows = [f"{split}/{path.parent.name}/{path.name},{path.parent.name}" for path in files]
-        (folder / "pictures" / f"{split}.csv").write_text("\n".join(["file,label", *rows]))
+        rows = [
+            f"{split}/{path.parent.name}/{path.name},{path.parent.name},{path.stem}"
+            for path in files
+        ]
+        (folder / "pictures" / f"{split}.csv").write_text("\n".join(["file,label,source", *rows]))
     (folder / "weights.pth").write_bytes(b"no weights")
     (folder / "classes.yaml").write_text("cat: 1\ndog: 0.25")
     (folder / "classes.csv").write_text("class,weight\ncat,0\ndog,3")

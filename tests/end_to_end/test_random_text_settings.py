@@ -35,6 +35,7 @@ TEXTS = Space(
         "val_file": ["test.tsv", "nowhere.csv"],
         "text_columns": ["text", "2", "1,2", "nothing", ","],
         "label_column": ["animal", "1", "9"],
+        "group_column": ["animal", "author", "3", "nothing", "none"],
         "tokenizer": ["bpe", "unigram", "basic_english", "weights.pth", "nowhere"],
         "vocab": ["new.txt", "vocab.txt", "nowhere"],
         "batch_tokens": [1, 40, 4000],
@@ -48,7 +49,8 @@ def place(tmp_path_factory):
     """A folder with files of texts and a trained run; the tests run in it."""
     folder = tmp_path_factory.mktemp("random texts")
     rows = [("cat", "fur and a paw"), ("dog", "barks at a bone in the night")]
-    (folder / "train.csv").write_text("animal,text\n" + "".join(f"{a},{b}\n" for a, b in rows * 12))
+    lines = [f"{animal},{text},author{n % 7}\n" for n, (animal, text) in enumerate(rows * 12)]
+    (folder / "train.csv").write_text("".join(["animal,text,author\n", *lines]))
     (folder / "test.tsv").write_text("".join(f"{b} now\t{a}\n" for a, b in rows * 4))
     (folder / "new.txt").write_text("a bone\n")
     (folder / "vocab.txt").write_text("<unk>\na\nbone\n")

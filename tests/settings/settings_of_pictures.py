@@ -37,9 +37,13 @@ NEEDS = {
         "resize_mode",
         "transparency",
         "white_level",
+        "group_by",
     )
 } | {
-    **{key: ["--dataset", "csv"] for key in ("encoding", "image_column", "image_dir")},
+    **{
+        key: ["--dataset", "csv"]
+        for key in ("encoding", "image_column", "image_dir", "group_column")
+    },
     "label_column": ["--dataset", "csv"],
     "crop_ratio": ["--dataset", "imagefolder"],
     "eval_size": ["--dataset", "imagefolder", "--image_size", "8"],

@@ -26,8 +26,11 @@ def divide(data: Any, val_fraction: float, subset: float | None, seed: int) -> t
 
 
 def split_off(samples: Any, fraction: float, seed: int, classes: Sequence[str]) -> tuple[Any, Any]:
-    """A split in two, (kept, held out), as `stratified_split` does."""
-    kept, held_out = stratified_split(samples.labels, fraction, seed, classes)
+    """A split in two, (kept, held out), as `stratified_split` does, or of whole groups if it has
+    some: see `Groups.hold_out`."""
+    groups = getattr(samples, "groups", None)  # published pictures have none
+    divide_labels = groups.hold_out if groups else stratified_split
+    kept, held_out = divide_labels(samples.labels, fraction, seed, classes)
     return samples.part(kept), samples.part(held_out)
 
 

@@ -47,7 +47,7 @@ OPTIONAL = (
     Package("onnxruntime", "onnxruntime", "--engine ort and the check of --export onnx"),
     Package("pyarrow", "pyarrow", "--dataset parquet"),
     Package("google-crc32c", "google_crc32c", "--dataset tfrecord"),
-    Package("scikit-learn", "sklearn", "AUROC and average precision"),
+    Package("scikit-learn", "sklearn", "AUROC, average precision, --group_by and --group_column"),
     Package("pi-heif", "pi_heif", "HEIC pictures"),
     Package("simplejpeg", "simplejpeg", "decoding JPEGs faster"),
 )

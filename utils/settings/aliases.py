@@ -28,6 +28,8 @@ OTHER_NAMES = {
     "focal_gamma": "fl_gamma",
     "gamma": "decay_rate lr_gamma",
     "global_batch": "total_batch_size",
+    "group_by": "groups split_by",
+    "group_column": "group_col",
     "image_size": "img_size train_crop_size",
     "label_smoothing": "label_smoothing_factor smoothing",
     "log_every": "log_interval logging_steps",

@@ -34,6 +34,13 @@ class DataSettings(Config):
         low=0,
         below=1,
     )
+    group_column: str = data_flag(
+        "ask",
+        "Column of your tables and lists, by name or number from 1, that tells which samples "
+        "belong together, such as patient or author: --val_fraction and --test_fraction keep them "
+        "in one split; none: none do; ask: a note where some column looks so",
+        essential=True,
+    )
     # As `dataset`.
     test_fraction: float | None = data_flag(None, "Fraction for the test set")
     encoding: str | None = data_flag(
@@ -58,6 +65,9 @@ class DataSettings(Config):
         if self.eval_data:
             given = filter(vars(self).get, ("data_dir", "train_file", "test_file", "val_file"))
             yield tuple(given), "--eval_data names the data", "eval_data"
+        if self.eval_data or self.predict:
+            names = [name for name in ("group_column", "group_by") if name in vars(self)]
+            yield names, "nothing is held out", "eval_data" if self.eval_data else "predict"
         if self.val_fraction and self.eval_every == 0:
             yield "val_fraction", "--eval_every 0 never measures on that split", "eval_every"
 

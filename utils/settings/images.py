@@ -1,6 +1,7 @@
 """Flags of pictures."""
 
 import os
+import re
 from dataclasses import dataclass
 
 from ..data.images.image_data import Form
@@ -41,6 +42,14 @@ class PictureSettings(Config):
         None, "Folder of the pictures in your lists, relative to the lists'; also with --predict",
         default_text="found, or asked for", resume="free", essential=True,
     )  # fmt: skip
+    group_by: str = data_flag(
+        "ask",
+        "Which of your pictures belong together, as those of a patient, so that --val_fraction and "
+        "--test_fraction keep them in one split. folder: those in a folder (below the class's); "
+        "or a regular expression: those in whose paths, within --data_dir, its (group) matches the "
+        r"same, as in '(patient\d+)_'; none: none do; ask: a note where names look so",
+        essential=True,
+    )
     image_size: int | None = data_flag(
         None,
         "Side of the pictures, which are resized, your own as --resize_mode says",
@@ -241,7 +250,7 @@ class PictureSettings(Config):
         elif self.eval_data:
             reads_list, idle = not os.path.isdir(self.eval_data), "eval_data"
         if not reads_list:
-            names = ("label_column", "image_column", "image_dir", "encoding")
+            names = ("label_column", "image_column", "image_dir", "encoding", "group_column")
             yield names, "it is for lists of pictures (csv)", idle
         if self.resize_mode != "crop":
             reason = f"--resize_mode {self.resize_mode} keeps the whole picture"
@@ -250,6 +259,8 @@ class PictureSettings(Config):
             yield "data_dir", "--dataset shapes is built in and reads no files", "dataset"
         elif self.dataset not in FILES:
             yield "decode", f"--dataset {self.dataset} is always decoded while training", "dataset"
+        if self.dataset not in FILES:
+            yield "group_by", "it is for your own pictures, each in a file", "dataset"
         if self.crop == "resized":
             yield ("crop_padding", "padding_mode"), "--crop resized pads nothing", "crop"
         else:
@@ -282,6 +293,13 @@ class PictureSettings(Config):
         self._check_sizes()
         self._check_decoding()
         self._auto_augment()  # raises UserError if there is no such policy
+        if "ask" not in (self.group_by, self.group_column):
+            raise UserError("--group_by and --group_column both tell groups: leave one of them out")
+        try:
+            re.compile(self.group_by)
+        except re.error as error:
+            what = f"--group_by {self.group_by}: not a regular expression"
+            raise UserError(f"{what} ({error}): correct it") from None
         if self.color_jitter is not None:
             from ..augment.named_policies import parse_jitter
 

@@ -124,7 +124,7 @@ class TextFlags(Config):
         if self.dataset != "csv":
             reason = f"--dataset {self.dataset} has its own texts; the flag is for csv"
             names: tuple[str, ...] = ("train_file", "test_file", "val_file", "test_fraction")
-            names += () if self.eval_data else ("label_column",)
+            names += () if self.eval_data else ("label_column", "group_column")
             yield names + (() if of_other_file else ("text_columns", "header")), reason, "dataset"
         else:
             yield "data_dir", "--dataset csv reads --train_file and --test_file", "dataset"

@@ -22,6 +22,7 @@ from .task import counts_text
 OF_REQUEST = (
     *("image_size", "on_bad", "test_fraction", "decode", "form", "workers"),
     *("encoding", "image_column", "label_column", "image_dir"),
+    *("group_column", "group_by", "val_fraction"),
 )
 
 
@@ -74,6 +75,7 @@ def _for_all_of(path: str, settings: ImageSettings, card: ModelCard) -> ImageSet
     changed: dict[str, Any] = {"dataset": kind, "data_dir": path, "image_size": card.height}
     changed |= dict.fromkeys(("eval_size", "test_fraction", "subset"))
     changed |= {"val_fraction": 0.0, "val_is_validation": False, "mixup": "none"}
+    changed |= dict.fromkeys(("group_by", "group_column"), "none")
     return dataclasses.replace(settings, **changed)
 
 

@@ -26,7 +26,7 @@ from ...errors import Faults, UserError
 from ...files import reason
 from ...plural import counted
 from ..class_names import by_form, merged_note
-from ..texts.columns import find_column
+from ..texts.columns import find_column, find_group_column, likely_group_column
 from ..texts.files import Table, read_table
 from .file_formats import picture_endings
 from .image_data import ImageData, PictureRequest
@@ -72,17 +72,22 @@ def load_csv(name: str, request: PictureRequest) -> ImageData:
             listings["train"].notes.append(f"{path.name} {unlabelled.note}")
             continue
         remark += f", {path.name} with {_told(table, columns)}"
+        named = table.names or (_first(table) if columns[2] else [])
+        group = find_group_column(table, named, request.group_column, required=not listings)
         if "train" not in lists:  # a trained model has the names of its classes, not their numbers
             _name_labels(table, columns)
         with faults:
             listings[split], firsts[split] = _read_list(
-                table, pictures, columns, classes, request.on_bad, faults
+                table, pictures, columns, classes, request.on_bad, faults, group
             )
+            if request.looks_for_groups and len(listings) == 1:
+                likely = likely_group_column(table, named, columns[2], columns[:2])
+                listings[split].notes.extend(likely)
         classes = next(iter(listings.values())).classes if listings else None
         if not classes:
             break
-        if names := table.names or (_first(table) if columns[2] else []):
-            label_column = names[columns[1]]  # it may be in another place in the others
+        if named:
+            label_column = named[columns[1]]  # it may be in another place in the others
     faults.tell()
     folder = next(iter(lists.values())).parent
     if train := listings.get("train"):
@@ -95,7 +100,8 @@ def load_csv(name: str, request: PictureRequest) -> ImageData:
         if not held_out:  # no picture is trained on and tested
             files = [train.files[row] for row in rows]
             labels = [train.labels[row] for row in rows]
-            listings = {"all": replace(train, files=files, labels=labels)}
+            groups = train.groups and [train.groups[row] for row in rows]
+            listings = {"all": replace(train, files=files, labels=labels, groups=groups)}
     data = load_listings(name, listings, replace(request, data_dir=folder))
     names = _names(folder, data.classes)
     return replace(data, classes=names, source=data.source + remark)
@@ -234,12 +240,14 @@ class _Pictures:
 
 def _read_list(
     table: Table, pictures: _Pictures, columns: tuple[int, int, bool], classes: list[str] | None,
-    on_bad: str, faults: Faults,
+    on_bad: str, faults: Faults, group: int | None,
 ) -> tuple[Listing, list[int]]:  # fmt: skip
     """The files of a list, and the first row of each of them; `classes` are those of the training
-    pictures, None: the list has them. Pictures that are missing are added to `faults`."""
+    pictures, None: the list has them. `group` is the column of the groups, None: there are none.
+    Pictures that are missing are added to `faults`."""
     path = table.path
     names, labels, lines = _rows(table, columns, set(classes or ()), faults)
+    groups = None if group is None else _groups(table, group, lines, required=classes is None)
     forms = by_form(classes or set(labels))
     notes = merged_note(set(labels), forms.values())
     labels = [forms[normalize("NFC", label)] for label in labels]
@@ -251,7 +259,7 @@ def _read_list(
     files: list[File] = []
     with faults:
         files = pictures.take(names, lines, on_bad, notes.append)
-    listing = Listing(path.parent, classes, files, numbers_of, [], notes)
+    listing = Listing(path.parent, classes, files, numbers_of, [], notes, groups)
     first: dict[str, int] = {}
     places = [listing.path(row) for row in range(len(files))] or names
     rows = [first.setdefault(os.path.normpath(place), row) for row, place in enumerate(places)]
@@ -263,6 +271,16 @@ def _read_list(
             f"{labels[one]!r} and {labels[row]!r}{others}: remove one of the lines"
         )
     return listing, [*first.values()]
+
+
+def _groups(table: Table, column: int, lines: list[int], required: bool) -> list[str]:
+    """Those of the rows in these lines; "" for none, unless they are `required`."""
+    cells = {row.line: row.cells[column] for row in table.rows if row.problem is None}
+    groups = [(cells[line] or "").strip() for line in lines]
+    if required and "" in groups:
+        where = f"{table.path}, line {lines[groups.index('')]}"
+        raise UserError(f"{where} has no group (--group_column): correct it, or remove it")
+    return groups
 
 
 def _name_labels(table: Table, columns: tuple[int, int, bool]) -> None:

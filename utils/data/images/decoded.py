@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...files import replace_file
+from ..groups import Groups
 from ..worker_process import is_map
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class DecodedSplit:
     # (pictures, 2) int64: number of a picture's file, for `path_of`, and a sum of its pixels.
     origins: np.ndarray | None = None
     path_of: Callable[[int], str] | None = None
+    groups: Groups | None = None
 
     def __post_init__(self) -> None:
         assert self.images.ndim == 4 and self.images.dtype == np.uint8
@@ -65,7 +67,8 @@ class DecodedSplit:
     def part(self, index: np.ndarray) -> DecodedSplit:
         """The samples `index` (n,) int64 of this split, in that order; no picture is copied."""
         rows = index if self.rows is None else self.rows[index]
-        return replace(self, labels=self.labels[index], rows=rows)
+        groups = self.groups and self.groups.part(index)
+        return replace(self, labels=self.labels[index], rows=rows, groups=groups)
 
     def picture(self, row: int) -> np.ndarray:
         return self.images[row]

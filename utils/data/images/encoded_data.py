@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import UserError
+from ..groups import Groups
 from ..splits import TEST_SEED, split_off
 from .decode import in_threads, strict_pillow
 from .decoded import Statistics, kept_statistics, statistics_of
@@ -39,6 +40,7 @@ def load_encoded(
     files: dict[str, list[Part]],
     request: PictureRequest,
     classes: list[str] | None,
+    groups: dict[str, Groups] | None = None,
 ) -> ImageData:
     """The data set of the pictures in `files`, below `root`, which are indexed if need be.
 
@@ -46,6 +48,7 @@ def load_encoded(
         files: by split, see `by_use`.
         classes: their names, to which numbers are added where they are alike; None: numbers, as
             many as the labels need.
+        groups: of the files of each split; None: they have none.
 
     Raises:
         UserError: see `find_index`; or the labels do not fit the classes.
@@ -67,8 +70,9 @@ def load_encoded(
         split: EncodedSplit(EncodedPictures(records, image_size, form), labels[split])
         for split, records in found.splits.items()
     }
-    used = by_use(splits, classes, request.test_fraction)
+    used = by_use(splits, classes, request.test_fraction, groups or {})
     what = [found.index.fingerprint, classes, image_size, form.crop_ratio, request.test_fraction]
+    what += [used["train"].groups.key] if groups else []
     key = hashlib.sha256(json.dumps(what + form.key()).encode()).hexdigest()
     size = sum(map(len, labels.values())) * 3 * image_size**2 / 1e9
     statistics = kept_statistics(
@@ -85,7 +89,10 @@ def load_encoded(
 
 
 def by_use(
-    splits: dict[str, Any], classes: list[str], test_fraction: float | None
+    splits: dict[str, Any],
+    classes: list[str],
+    test_fraction: float | None,
+    groups: dict[str, Groups],
 ) -> dict[str, Any]:
     """`train`, `test`, `val` and `val_is_test` of ImageData.
 
@@ -93,7 +100,11 @@ def by_use(
         splits: {"train", "test" and/or "val"}, or {"all"} to be divided by `test_fraction`; val is
             the validation split if there is a test split, else the test set. {"test"} alone, for a
             trained model, is `train`, too.
+        groups: of the files of each split; empty: they have none.
     """
+    for name, of_files in groups.items():
+        split = splits[name]
+        splits[name] = replace(split, groups=of_files.part(split.origins[:, 0]))
     if test_fraction is not None:
         kept, held_out = split_off(splits["all"], test_fraction, TEST_SEED, classes)
         splits = {"train": kept, "test": held_out}
@@ -155,6 +166,7 @@ class EncodedSplit:
     pictures: EncodedPictures
     labels: np.ndarray  # (samples,) int64
     rows: np.ndarray | None = None  # (samples,) int64: of the records; None: all, in order
+    groups: Groups | None = None
 
     on_disk = encoded = True
 
@@ -169,7 +181,8 @@ class EncodedSplit:
     def part(self, index: np.ndarray) -> EncodedSplit:
         """The samples `index` (n,) int64 of this split, in that order."""
         rows = index if self.rows is None else self.rows[index]
-        return EncodedSplit(self.pictures, self.labels[index], rows)
+        groups = self.groups and self.groups.part(index)
+        return EncodedSplit(self.pictures, self.labels[index], rows, groups)
 
     @property
     def origins(self) -> np.ndarray:

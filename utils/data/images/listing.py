@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ...errors import UserError
 from ...plural import counted
+from ..groups import ASK, NONE, Groups, groups_of, groups_of_files, likely_files
 from ..splits import TEST_SEED
 from .cache import VERSION, build_cache, of_files, open_cache
 from .decode import strict_pillow
@@ -49,6 +50,7 @@ class Listing:
     labels: list[int]
     strays: list[str]  # files beside the pictures that are none, such as notes.txt
     notes: list[str]  # for the user
+    groups: list[str] | None = None  # of each file, by --group_column
 
     def path(self, number: int) -> str:
         return os.path.join(self.root, self.files[number].path)
@@ -81,6 +83,8 @@ def load_listings(name: str, listings: dict[str, Listing], request: PictureReque
         raise UserError(
             f"{data_dir} has only the class {first.classes[0]!r}: a classifier needs two"
         )
+    notes = [note for listing in listings.values() for note in listing.notes]
+    groups = _groups(name, listings, request, notes)
     image_size = request.image_size or _choose_size(first)
     size = sum(len(listing.files) for listing in listings.values()) * 3 * image_size**2
     if request.decode == "always" or (request.decode == "auto" and size > LARGEST_DECODED):
@@ -88,15 +92,36 @@ def load_listings(name: str, listings: dict[str, Listing], request: PictureReque
             split: _parts(data_dir, listing) for split, listing in listings.items()
         }
         request = replace(request, image_size=image_size)
-        data = load_encoded(name, data_dir, parts, request, first.classes)
+        data = load_encoded(name, data_dir, parts, request, first.classes, groups)
     else:
-        data = _load_decoded(name, listings, request, image_size)
-    notes = [note for listing in listings.values() for note in listing.notes]
-    return replace(data, notes=[*notes, *data.notes])
+        data = _load_decoded(name, listings, request, image_size, groups)
+    notes += data.notes
+    return replace(data, notes=notes)
+
+
+def _groups(
+    name: str, listings: dict[str, Listing], request: PictureRequest, notes: list[str]
+) -> dict[str, Groups]:
+    """Those of the files of each split; empty if none are asked for. `notes`, the data set's, is
+    given lines on groups and on what looks like some."""
+    by, first = request.group_by, next(iter(listings))
+    paths = {split: [file.path for file in one.files] for split, one in listings.items()}
+    if request.looks_for_groups:
+        notes += likely_files(paths[first], listings[first].labels)
+    if by in (ASK, NONE):
+        names = {split: one.groups for split, one in listings.items()}
+        return groups_of(f"--group_column {request.group_column}", names, notes)
+    below_class = name == "imagefolder"
+    names = {split: groups_of_files(paths[split], by, below_class) for split in paths}
+    return groups_of(f"--group_by {by}", names, notes)
 
 
 def _load_decoded(
-    name: str, listings: dict[str, Listing], request: PictureRequest, image_size: int
+    name: str,
+    listings: dict[str, Listing],
+    request: PictureRequest,
+    image_size: int,
+    groups: dict[str, Groups],
 ) -> ImageData:
     data_dir, form = request.data_dir, request.form
     folder = request.cache_dir / _key(listings, image_size, form)
@@ -116,11 +141,14 @@ def _load_decoded(
             f"{index.skipped_first[0]}: remove what is no picture, or leave it out with --on_bad "
             "skip"
         )
+    if groups and any(split.origins is None for split in splits.values()):
+        raise UserError(f"{folder} is of an earlier version, which knew no groups: remove it")
     splits = {split: replace(splits[split], path_of=listings[split].path) for split in splits}
-    used = by_use(splits, index.classes, request.test_fraction)
+    used = by_use(splits, index.classes, request.test_fraction, groups)
     statistics, fingerprint = (index.mean, index.std), index.fingerprint
-    if request.test_fraction is not None:  # both are parts of one cache, for any fraction
+    if request.test_fraction is not None or groups:  # one cache, for any fraction and groups
         division = f"{fingerprint} {request.test_fraction!r} {TEST_SEED}"
+        division += f" {used['train'].groups.key}" if groups else ""
         fingerprint = hashlib.sha256(division.encode()).hexdigest()
         statistics = kept_statistics(folder, fingerprint, lambda: channel_statistics(used["train"]))
     data = ImageData(

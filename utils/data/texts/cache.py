@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from ...errors import UserError
 from ...files import reason
 from ...plural import counted
+from ..groups import NONE
 from ..splits import divide
 from .csv_texts import repeated_texts
 from .encodings import BY_ROW
@@ -82,6 +83,8 @@ def load_tokenized(
     }
     if name == "csv" or request.encoding not in (None, BY_ROW):
         settings["reading"] = [request.encoding, request.header, request.max_bad]
+    if name == "csv" and request.group_column != NONE:
+        settings["groups"] = request.group_column
     folder = Path(cache_dir) / f"text-{_key(source, settings)}"
     cached = open_cache(folder)
     if cached is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ...errors import UserError
 from ...plural import counted
+from ..groups import ASK, LOOKED_AT, NONE, advice
 from .files import Table
 
 # The first of LABEL_NAMES that a header has is the class; all of TEXT_NAMES in it are text.
@@ -31,6 +32,11 @@ OTHER_NAMES = (
     "at", "on", "by", "author", "user", "username", "name", "email", "url", "link", "language",
     "country", "city", "phone", "ip", "split",
 )  # fmt: skip
+# Columns of groups, perhaps.
+_GROUP_NAME = re.compile(
+    r"(patient|person|participant|author|writer|speaker|user|username|customer|client|session|"
+    r"conversation|thread|group)s?( (id|name|number))?|(subject|case|study|donor|document) id"
+)
 _SURE_NAMES = ("label", "labels", "class", "text", "texts")  # of columns, even where others are odd
 _SAMPLE_ROWS = 2000  # that are looked at
 _LONGEST_NAME = 40  # characters of a column's name
@@ -57,12 +63,13 @@ _CODE = re.compile(r"(?=.*[\d@/_])\S+")
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns are counted from 0. `label` is None if the table has no class."""
+    """Columns are counted from 0. `label` and `group` are None if the table has no such column."""
 
     texts: list[int]
     label: int | None
     header: bool
     note: str
+    group: int | None = None
 
 
 def choose_columns(
@@ -73,6 +80,7 @@ def choose_columns(
     classes: Collection[str] = (),
     needs_label: bool = True,
     header: bool | None = None,
+    group_column: str = NONE,
 ) -> Columns:
     """The columns named by the user, and found for those that are not.
 
@@ -84,6 +92,8 @@ def choose_columns(
         needs_label: whether a table without a class is an error.
         header: whether the first row names the columns, unless a class in it says that it does not;
             None: to be found.
+        group_column: see `find_group_column`; if it is ASK, and no classes are known, the note
+            points out a column that looks like groups.
 
     Raises:
         UserError: a column is missing or both text and class, the table has too few, or the user
@@ -119,6 +129,7 @@ def choose_columns(
                 f"{table.path}: column {_say([index], names)} holds classes, and --text_columns "
                 f"{column} takes it for text: name this file's columns with --text_columns"
             )
+    group = find_group_column(table, names, group_column, required=not classes)
     rest = [column for column in range(table.columns) if column not in texts]
     if label is None and table.columns > 1 and (needs_label or not texts):
         label = _guess_label(table, cells, rest, names, classes, needs_label)
@@ -128,11 +139,17 @@ def choose_columns(
             "needed: add the missing one, or name both with --text_columns and --label_column"
         )
     if not texts:
-        texts = _guess_texts(table, cells, [column for column in rest if column != label], names)
-    return Columns(texts, label, header, _note(table, names, texts, label, header))
+        texts = _guess_texts(table, cells, [j for j in rest if j not in (label, group)], names)
+    note = _note(table, names, texts, label, header, group)
+    if group_column == ASK and not classes:
+        note = "; ".join([note, *likely_group_column(table, names, header, (*texts, label))])
+    return Columns(texts, label, header, note, group)
 
 
-def _note(table: Table, names: list[str], texts: list[int], label: int | None, header: bool) -> str:
+def _note(
+    table: Table, names: list[str], texts: list[int], label: int | None, header: bool,
+    group: int | None,
+) -> str:  # fmt: skip
     """What the columns are taken for, and which are not, in one line."""
     plural = "s" if len(texts) > 1 else ""
     where = f"text in column{plural} {_say(texts, names)}"
@@ -144,7 +161,7 @@ def _note(table: Table, names: list[str], texts: list[int], label: int | None, h
     note = f"{table.path.name}: {where}{first}"
     if table.delimiter not in ",\t":
         note += f", columns divided by {table.delimiter!r}"
-    unread = [column for column in range(table.columns) if column not in (label, *texts)]
+    unread = [column for column in range(table.columns) if column not in (label, group, *texts)]
     if names and unread:
         note += f", without {_say(unread[:_SHOWN], names)}"
         note += f" and {len(unread) - _SHOWN} more" * (len(unread) > _SHOWN)
@@ -178,6 +195,28 @@ def find_column(table: Table, names: list[str], column: str, flag: str | None) -
     raise UserError(
         f"{table.path} has no column {column!r} ({flag}): {have}; name one of these by {flag}"
     )
+
+
+def find_group_column(table: Table, names: list[str], column: str, required: bool) -> int | None:
+    """The index of --group_column; None if it asks for no column, or if the table has none of that
+    name and is not `required` to."""
+    if column in (ASK, NONE) or not (required or _has_name(names, column)):
+        return None
+    return find_column(table, names, column, "--group_column")
+
+
+def likely_group_column(
+    table: Table, names: list[str], header: bool, taken: Collection[int | None]
+) -> list[str]:
+    """A line if a column that is not `taken` has a name of groups, and values that are repeated."""
+    rows = [row.cells for row in table.rows[header:][:LOOKED_AT] if row.problem is None]
+    for place, name in enumerate(names):
+        if place in taken or not _GROUP_NAME.fullmatch(_plain(name)):
+            continue
+        cells = [cells[place] for cells in rows if cells[place]]
+        if 5 <= len({*cells}) <= 0.8 * len(cells):
+            return [advice(f"rows with the same {name}", "--group_column", name)]
+    return []
 
 
 def _has_name(names: list[str], column: str) -> bool:

@@ -7,6 +7,7 @@ import numpy as np
 
 from ...errors import Faults, UserError
 from ...plural import counted
+from ..groups import Groups, groups_of
 from ..splits import TEST_SEED, split_off
 from .files import file_kind, read_text_file
 from .rows import Samples, read_samples, whole_number
@@ -70,8 +71,10 @@ def _load(request: TextRequest, files: dict[str, Path]) -> TextData:
             f"{files['train']} has {len(classes):,} classes for {len(samples['train'].texts):,} "
             "texts: is it the right column (--label_column)?"
         )
-    texts = {role: to_texts(part, classes) for role, part in samples.items()}
     notes = notes_of(samples)
+    named = {role: part.groups for role, part in samples.items()}
+    groups = groups_of(f"--group_column {request.group_column}", named, notes)
+    texts = {role: to_texts(part, classes, groups.get(role)) for role, part in samples.items()}
     if request.test_fraction is not None:
         train, test = split_off(texts["train"], request.test_fraction, TEST_SEED, classes)
         texts["train"], texts["test"] = train, test
@@ -188,7 +191,7 @@ def sort_classes(labels: list[str]) -> list[str]:
         return sorted(names)
 
 
-def to_texts(samples: Samples, classes: list[str]) -> Texts:
+def to_texts(samples: Samples, classes: list[str], groups: Groups | None = None) -> Texts:
     place = {name: index for index, name in enumerate(classes)}
     labels = np.fromiter((place[label] for label in samples.labels), np.int64, len(samples.labels))
-    return Texts(samples.texts, labels)
+    return Texts(samples.texts, labels, groups)

@@ -22,7 +22,8 @@ class Samples:
 
     `problems` are the bad rows, which are left out: (line, what is wrong with it, its class, "" if
     it cannot be read). `note` says which columns are taken. `different` counts the different texts
-    before cleaning.
+    before cleaning. `groups` has one for each text if there is a column of them, "" where it is
+    empty.
     """
 
     path: Path
@@ -32,6 +33,7 @@ class Samples:
     texts: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     problems: list[tuple[int, str, str]] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
 
     def refuse(self, most: float | None) -> None:
         """UserError if more than this fraction of the rows are bad; None: if any is."""
@@ -88,7 +90,8 @@ def read_samples(
         line, problem = table.rows[0].line, table.rows[0].problem
         raise UserError(f"{path}: no row can be used; line {line} {problem}: correct the file")
     asked = request.text_columns, request.label_column
-    columns = choose_columns(table, *asked, classes=classes, header=request.header)
+    by, header = request.group_column, request.header
+    columns = choose_columns(table, *asked, classes=classes, header=header, group_column=by)
     samples = Samples(path, columns.note)
     known, originals = set(classes), set()
     by_number = {whole_number(name): name for name in classes}
@@ -96,13 +99,15 @@ def read_samples(
         by_number = {}
     first = table.rows[0].cells if columns.header else None
     for row in table.rows[columns.header :]:
-        problem, text, label = row.problem, "", ""
+        problem, text, label, group = row.problem, "", "", None
         if row.cells == first:  # as in files that were joined
             problem = "is the header row once more"
         if problem is None:
             chosen = [row.cells[column] for column in columns.texts]
             text, original = _join(chosen, request.clean, line_end), _join(chosen, False)
             label = " ".join((row.cells[columns.label] or "").split())
+            if columns.group is not None:
+                group = (row.cells[columns.group] or "").strip()
             if label not in known:
                 label = by_number.get(whole_number(label), label)
             if not label:
@@ -113,11 +118,14 @@ def read_samples(
                     problem += " (after cleaning; --no_clean_text keeps links and markup)"
             elif known and label not in known:
                 problem = f"has the class {label[:40]!r}, which the training file does not have"
+            elif group == "" and not known:
+                problem = "has no group (--group_column)"
         if problem is None:
             originals.add(hash(original))
             samples.lines.append(row.line)
             samples.texts.append(text)
             samples.labels.append(label)
+            samples.groups += [] if group is None else [group]
         else:
             samples.problems.append((row.line, problem, label))
     samples.different = len(originals)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # --help reads the table below, and needs no NumPy
     import numpy as np
 
+    from ..groups import Groups
+
 MAX_BAD = 0.05  # fraction of the rows that --on_bad skip leaves out
 MAX_TOKENS = 2048  # of a text that are kept: the largest --max_len
 TOKENIZERS = ("wordpiece", "bpe", "bpe_unicode", "unigram")  # that are trained
@@ -40,6 +42,7 @@ class Texts:
 
     texts: list[str]
     labels: np.ndarray
+    groups: Groups | None = None
 
     def __post_init__(self) -> None:
         assert self.labels.shape == (len(self.texts),) and self.labels.dtype == "int64"
@@ -49,7 +52,8 @@ class Texts:
 
     def part(self, index: np.ndarray) -> Texts:
         """The samples `index` (n,) int64, in that order."""
-        return Texts([self.texts[i] for i in index], self.labels[index])
+        groups = self.groups and self.groups.part(index)
+        return Texts([self.texts[i] for i in index], self.labels[index], groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +90,8 @@ class TextRequest:
             the same rows (csv without a test file only).
         encoding, header: see `decode` in encodings.py, and `choose_columns` in columns.py.
         max_bad: the largest fraction of the rows of a file that `on_bad` "skip" leaves out.
+        group_column: name or number of the column with the group of a text (csv only); "none": no
+            groups; "ask": a note points out what looks like groups.
     """
 
     data_dir: Path
@@ -100,6 +106,7 @@ class TextRequest:
     encoding: str | None = None
     header: bool | None = None
     max_bad: float = MAX_BAD
+    group_column: str = "none"
 
 
 @dataclass(frozen=True)
