@@ -31,9 +31,9 @@ class Verdict:
     Attributes:
         number: of the trial; 0 is the default recipe.
         lines: what the user is told.
-        difference: of the finalist and the default, in points of accuracy; None: not known.
+        difference: of the finalist and the default, in points of the score; None: not known.
         error: its standard error.
-        scores: {trial: accuracies with the further seeds}.
+        scores: {trial: scores with the further seeds}.
     """
 
     number: int
@@ -168,7 +168,7 @@ def judge(
     """Whether the best trial becomes the recipe.
 
     Args:
-        pairs: (best, default), accuracies in per cent, of each seed.
+        pairs: (best, default), scores in per cent, of each seed.
         samples: of the validation split, of each seed.
         was_better: the trial, with the seed of the search.
         shared: the validation samples are the same for every seed.
@@ -197,10 +197,10 @@ def standard_error(
 ) -> float:
     """Standard error of the mean difference, in points: the larger one of what the validation
     samples give, as two independent draws of them for each seed (`shared`: for all seeds), and what
-    the seeds show.
+    the seeds show. Scores count as shares of the samples, which only accuracies are.
     """
     variances = [
-        sum(p / 100 * (1 - p / 100) for p in pair) / count
+        sum(max(0.0, p / 100 * (1 - p / 100)) for p in pair) / count
         for pair, count in zip(pairs, samples, strict=True)
     ]
     error = 100 * math.sqrt(statistics.mean(variances) / (1 if shared else len(pairs)))

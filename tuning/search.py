@@ -109,6 +109,8 @@ class Search:
         plan = {"entry": self.target.script.name, "seed": self.seed}
         plan |= {name: getattr(settings, name) for name in OF_THE_STUDY}
         plan["trial_val_fraction"] = settings.trial_val_fraction
+        if self.measure.name != "accuracy":
+            plan["score"] = self.measure.score_title
         for name, value in sorted(self.space.raw.items()):
             if name not in FREE and name not in self.implied:
                 plan[name] = value

@@ -55,7 +55,7 @@ def where(error: BaseException, place: str) -> str:
 
 
 def _module_name(path: Path) -> str:
-    return f"model_of_{path.stem}"
+    return f"user_file_{path.stem}"
 
 
 @functools.cache  # what a file registers elsewhere may be registered only once

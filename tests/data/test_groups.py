@@ -85,7 +85,7 @@ def test_groups_of_one_class_each():
     kept, held_out, note = split(of % 100, of, 0.2)
     assert len({*(of % 100)[kept]}) == 100 and abs(len(held_out) - 600) <= 60
     lacking = 100 - len({*(of % 100)[held_out]})
-    assert f"; held out is no sample of {lacking} classes (class " in note
+    assert f"; no sample of {lacking} classes is held out (class " in note
 
 
 def test_the_seed_decides():

@@ -198,6 +198,11 @@ def test_a_measure_of_the_users_own(tmp_path):
     assert not measures.measure(f"{path}:cost").rises
     with pytest.raises(UserError, match=r"has no function mine; it has cost, broken"):
         Measures(3, [f"{path}:mine"])
+    for names in (["f1_macro"], ["loss"], ["step"], ["top5"], ["cost"]):
+        other = tmp_path / f"other_{names[0]}.py"
+        other.write_text(f"def {names[0]}(targets, probabilities):\n    return 0.0\n")
+        with pytest.raises(UserError, match="has this name; give the function another one"):
+            Measures(3, [f"{path}:cost", f"{other}:{names[0]}"])
     broken = Measures(3, [f"{path}:broken"])
     with pytest.raises(UserError, match=r"failed in line 5: AttributeError.*it takes the true"):
         broken.values(tallied(broken, logits, targets), Exchange())

@@ -93,7 +93,7 @@ WRONG = {
     "columns": (
         "w.csv",
         "cat,1,2",
-        "each line needs a class and its weight, not ['cat', '1', '2']",
+        "each line needs a class, a comma and its weight, not ['cat', '1', '2']",
     ),
     "empty": ("w.csv", "", "no weight for 'cat', 'dog', 'owl', 'eft'"),
     "another encoding": ("w.csv", "caf\xe9,1", "not a CSV file in UTF-8"),

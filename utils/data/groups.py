@@ -70,7 +70,7 @@ class Groups:
         )
         if lost := np.setdiff1d(labels, labels[out]).tolist():
             some = _some([str(label) if classes is None else classes[label] for label in lost])
-            note += f"; held out is no sample of {counted(len(lost), 'class')} ({some})"
+            note += f"; no sample of {counted(len(lost), 'class')} is held out ({some})"
         self.notes.append(note)
         return np.flatnonzero(~out), np.flatnonzero(out)
 
@@ -141,7 +141,8 @@ def groups_of_files(paths: Sequence[str], by: str, below_class: bool) -> list[st
     else:
         for path in paths:
             match = re.search(by, path)
-            names.append("" if match is None else (match.groups() and match[1]) or match[0] or path)
+            found = "" if match is None else match[1 if match.groups() else 0] or path
+            names.append(found)
         what = "do not match: correct it; with |$ at its end each of them is a group of its own"
     if missing := [path for path, name in zip(paths, names, strict=True) if not name]:
         count = f"{len(missing):,} of {len(paths):,} pictures"

@@ -11,9 +11,9 @@ from .tally import Counts
 
 Z = 1.959964  # 97.5 % of a normal distribution lie below
 RESAMPLES = 1000
-# Measures of scores are slow: samples times classes up to which they get an interval, and from how
-# many resamples.
-SCORES_RESAMPLED, RESAMPLES_OF_SCORES = 100_000, 200
+# Measures of scores are slow: samples times classes and classes up to which they get an interval,
+# and from how many resamples.
+MOST_SCORES, MOST_CLASSES, RESAMPLES_OF_SCORES = 20_000, 20, 100
 
 Interval = tuple[float, float]
 
@@ -65,7 +65,7 @@ def interval_of(name: str, counts: Counts) -> Interval | None:
     elif source == "scores":
         assert counts.scores is not None
         targets, scores = counts.scores
-        if scores.size > SCORES_RESAMPLED:
+        if scores.size > MOST_SCORES or scores.shape[1] > MOST_CLASSES:
             return None
         generator = np.random.default_rng(0)
         drawn = generator.integers(0, len(targets), (RESAMPLES_OF_SCORES, len(targets)))

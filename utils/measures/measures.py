@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import torch
 
+from ..errors import UserError
 from ..exchange import Exchange
 from .compute import Interval, interval_of, value_of
 from .own import own_measure
-from .table import Measure, canonical_name, k_of, measure_of, top_k
+from .table import Measure, canonical_name, is_known, k_of, measure_of, top_k
 from .tally import Counts, Tally
 
 # Without --metrics: macro F1 from this ratio of the largest class to the smallest, top-5 accuracy
 # from this number of classes.
 UNEQUAL, MANY = 1.5, 100
+# Keys of a record in metrics.jsonl, which no measure of the user's may have as its name.
+TAKEN = ("step", "epoch", "split", "samples", "model", "event", "average_over", "lr")
 
 
 def usual_measures(labels: np.ndarray, classes: int) -> list[str]:
@@ -42,15 +45,20 @@ class Measures:
         UserError: a file with a measure of the user's cannot be read.
     """
 
-    def __init__(self, classes: int, names: Iterable[str] = ()):
+    def __init__(self, classes: int, names: Collection[str] = ()):
         self.classes = classes
         self._by_name: dict[str, Measure] = {}
-        self._own: dict[str, Callable] = {}
+        self._functions: dict[str, Callable] = {}  # of the measures of the user's
+        for place in (name for name in names if ":" in name):
+            measure, function = own_measure(place)
+            if measure.name in TAKEN or is_known(measure.name) or measure.name in self._by_name:
+                raise UserError(
+                    f"--metrics {place}: another measure or entry of metrics.jsonl has this name; "
+                    "give the function another one"
+                )
+            self._by_name[measure.name], self._functions[measure.name] = measure, function
         for name in names:
-            if ":" in name:
-                measure, function = own_measure(name)
-                self._by_name[measure.name], self._own[measure.name] = measure, function
-            elif name not in ("loss", "accuracy"):
+            if ":" not in name and name not in ("loss", "accuracy"):
                 self._by_name[name] = measure_of(name)
 
     @property
@@ -69,19 +77,28 @@ class Measures:
         return Tally(self.classes, device, sources | ({"confusions"} if confusions else set()), top)
 
     def values(self, counts: Counts, exchange: Exchange) -> dict[str, float | None]:
-        """Those of rank 0, as ranks may differ in the last bits. Collective."""
-        values = {}
-        for name in self._by_name:
-            if name in self._own:
-                assert counts.scores is not None
-                values[name] = self._own[name](*counts.scores)
-            else:
-                values[name] = value_of(name, counts)
-        return exchange.gather_json(values)[0] if values else values
+        """Those of rank 0, as ranks may differ in the last bits. Collective. Raises UserError if a
+        function of the user's fails there."""
+        values: dict[str, float | None] = {}
+        failure = None
+        try:
+            for name in self._by_name if exchange.rank == 0 else ():
+                if name in self._functions:
+                    assert counts.scores is not None
+                    values[name] = self._functions[name](*counts.scores)
+                else:
+                    values[name] = value_of(name, counts)
+        except UserError as error:
+            failure = str(error)
+        if self._by_name:
+            values, failure = exchange.gather_json([values, failure])[0]
+        if failure is not None:
+            raise UserError(failure)
+        return values
 
     def intervals(self, counts: Counts) -> dict[str, Interval]:
         """The 95 % intervals, where there are any."""
-        names = [name for name in self._by_name if name not in self._own]
+        names = [name for name in self._by_name if name not in self._functions]
         found = {name: interval_of(name, counts) for name in names}
         return {name: interval for name, interval in found.items() if interval is not None}
 

@@ -143,12 +143,16 @@ def canonical_name(given: str, flag: str = "--metrics") -> str:
 
 
 def names_in(text: str | None) -> list[str]:
-    """The measures in the value of --metrics: names separated by commas; "all"
-    is all but accuracy and loss. Raises UserError."""
+    """The measures in the value of --metrics: names separated by commas; "all" is all but accuracy
+    and loss. Raises UserError."""
     given = [name for name in (text or "").split(",") if name.strip()]
     every = [name for name in MEASURES if name not in ("accuracy", "loss")]
     named = [every if name.strip() == "all" else [canonical_name(name)] for name in given]
     return [*dict.fromkeys(itertools.chain(*named))]
+
+
+def is_known(name: str) -> bool:
+    return name in MEASURES or _TOP_K.fullmatch(name) is not None
 
 
 def measure_of(name: str) -> Measure:

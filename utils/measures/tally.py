@@ -63,11 +63,11 @@ class Tally:
         """Counts a batch: (n, classes), (n,) int64. The host does not wait."""
         logits = logits.detach().float()
         guess = logits.argmax(1)
-        ranks = [
+        hits = [
             (logits.topk(min(k, self.classes), 1).indices == targets[:, None]).sum()
             for k in self.top
         ]
-        self._samples += torch.stack([torch.full_like(targets.sum(), len(targets)), *ranks])
+        self._samples += torch.stack([torch.full_like(targets.sum(), len(targets)), *hits])
         if self._confusions is not None:
             cells = targets * self.classes + guess
             self._confusions.scatter_add_(0, cells, torch.ones_like(cells))

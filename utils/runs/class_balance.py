@@ -94,7 +94,7 @@ def read_weights(path: Path, classes: Sequence[str]) -> np.ndarray:
     known = {normalize("NFC", name): name for name in classes}
     for row in _rows(path, flag):
         if len(row) != 2:
-            raise UserError(f"{flag}: each line needs a class and its weight, not {row}")
+            raise UserError(f"{flag}: each line needs a class, a comma and its weight, not {row}")
         name, text = known.get(normalize("NFC", str(row[0]))), row[1]
         if name is None:
             raise UserError(f"{flag}: there is no class {row[0]!r}; there are {_names(classes)}")
@@ -125,7 +125,8 @@ def _rows(path: Path, flag: str) -> Iterable[Sequence]:
         raise UserError(f"{flag}: {reason(error)}") from None
     except (csv.Error, UnicodeDecodeError) as error:
         raise UserError(f"{flag} is not a CSV file in UTF-8: {error}") from None
-    return [row for row in rows if row not in ([], ["class", "weight"])]
+    head = ["class", "weight"]
+    return [row for row in rows if row and [cell.strip().lower() for cell in row] != head]
 
 
 def _names(classes: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from ..engines.engine import Engine, RunFacts, choose_engine
 from ..errors import UserError
 from ..machine.nvml import open_gpu
 from ..measures.compute import wilson_interval
+from ..measures.table import OF_SKLEARN
 from ..optim.factory import is_capturable
 from ..optim.schedules import Schedule
 from ..plural import counted
@@ -58,7 +59,7 @@ def make_plan(run: Run, ready: Ready, checkpoint: Checkpoint | None) -> Training
             f"choice: add --val_fraction 0.1, for example{other}"
         )
     if checkpoint is None:
-        _note_small_validation(task, run.console.say)
+        _note_small_validation(settings, task, run.console.say)
         note_rates_of_recipe(settings, run.origin, run.console.say)
     total_steps, limit = settings.epochs * steps_per_epoch, "--epochs"
     if settings.max_steps is not None and settings.max_steps < total_steps:
@@ -68,7 +69,12 @@ def make_plan(run: Run, ready: Ready, checkpoint: Checkpoint | None) -> Training
         if epoch and epoch * steps_per_epoch >= total_steps:
             counted_steps = counted(total_steps, "step")
             run.console.say(f"note: --{name} {epoch} is not reached in {counted_steps}")
-    by = settings.best_by
+    by = None if settings.best_by is None else ready.measures.measure(settings.best_by)
+    if settings.best_by in OF_SKLEARN and len(task.val.labels.unique()) < 2:
+        raise UserError(
+            f"--best_by {settings.best_by} is undefined on the validation split, which has one "
+            "class alone: take --best_by accuracy"
+        )
     return TrainingPlan(
         total_steps,
         limit,
@@ -77,22 +83,23 @@ def make_plan(run: Run, ready: Ready, checkpoint: Checkpoint | None) -> Training
         eval_on_start=settings.eval_on_start,
         log_every=settings.log_every,
         early_stop_patience=settings.early_stop_patience,
-        best_by=None if by is None else ready.measures.measure(by),
+        best_by=by,
         on_nonfinite=settings.on_nonfinite,
     )
 
 
-def _note_small_validation(task: Task, say: Callable[[str], None]) -> None:
+def _note_small_validation(settings, task: Task, say: Callable[[str], None]) -> None:
     """Says so if what the validation split chooses is largely chance."""
     if task.val is None:
         return
+    advice = "; a larger --val_fraction chooses better" if settings.val_fraction else ""
     samples = task.val.samples
     low, high = wilson_interval(0.8 * samples, samples)
     if high - low > WIDE_INTERVAL:
         say(
             f"note: the validation split has {counted(samples, 'sample')}, on which an accuracy of "
             f"80 % means {100 * low:.0f} to {100 * high:.0f} % (95 % interval), so that chance "
-            "chooses among similar weights; a larger --val_fraction chooses better"
+            f"chooses among similar weights{advice}"
         )
 
 

@@ -91,6 +91,7 @@ class Report:
         settings, trainer, progress = self.settings, self.trainer, self.trainer.progress
         at_end = progress.evaluated or {}
         tested = at_end.get("split") == "test" and at_end["step"] == progress.step
+        tested = tested and all(one.name in at_end for one in self.ready.measures.further)
         if tested and not settings.report and not settings.flip_test:
             return self._evaluated()
         self.say("measuring on the test set")
@@ -224,6 +225,9 @@ class Report:
                 "best_epoch": progress.best_epoch,
                 "best_val_accuracy": progress.best_val_accuracy,
             }
+            by = trainer.plan.best_by
+            if by is not None and by.name not in ("accuracy", "loss"):
+                summary[f"best_val_{by.name}"] = progress.best_val_value
             best = trainer.saver.store.path(progress.best_step)
             if best.is_dir():
                 summary["best_checkpoint"] = f"checkpoints/{best.name}"

@@ -79,7 +79,7 @@ class Progress:
 
         Args:
             by: the measure that decides; equal values are judged by the loss.
-            value: of that measure, if it is neither accuracy nor loss; None: undefined.
+            value: of that measure, not used for accuracy and loss; None: undefined.
 
         Returns:
             (whether they are the best so far, whether the loss is the lowest so far)
@@ -90,7 +90,7 @@ class Progress:
         if most is None:
             best = True
         elif by.name == "loss":
-            best = before is None or loss < before
+            best = math.isfinite(loss) and (before is None or loss < before)
         else:
             is_accuracy = by.name == "accuracy"
             now, then = (accuracy, most) if is_accuracy else (value, self.best_val_value)

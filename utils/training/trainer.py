@@ -5,7 +5,6 @@ before a checkpoint (`_read_sums`), in every evaluation, and up to 8 times in a 
 auto` (`control_mixing`).
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -321,11 +320,6 @@ class Trainer:
             evaluation.loss,
             evaluation.figures[decides.name],
         )
-        if value is None and math.isfinite(loss):
-            raise UserError(
-                f"--best_by {decides.name} is undefined on the validation split, as where it has "
-                "one class alone: enlarge it with --val_fraction, or take --best_by accuracy"
-            )
         best, falls = progress.take_validation(accuracy, loss, decides, value)
         progress.since_best = 0 if best or falls else progress.since_best + 1
         if best:
