@@ -253,7 +253,7 @@ class Ours:
             RunFacts(
                 device=trainer.steps.precision.device,
                 compiled=self.way.compiled,
-                texts=False,
+                shapes_vary=False,
                 scales_loss=trainer.steps.precision.scales_loss,
                 processes=1,
                 accumulation=trainer.loader.accumulation,

@@ -48,7 +48,9 @@ def kernels_of(form: tuple[int, ...], folder: Path) -> ModuleType:
         assert found, pattern
     path = folder / ("form_" + "_".join(map(str, form)) + ".py")
     path.write_text(text)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # In the package of the original, for its relative imports.
+    name = f"{image_kernels.__package__}.{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
