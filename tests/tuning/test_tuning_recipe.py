@@ -14,6 +14,7 @@ from tuning.halving import ALLOWED, Rung, SeededSampler, build_rungs, is_waiting
 from tuning.recipe import Recipe, as_flags, to_yaml
 from tuning.search import OF_THE_STUDY, Search, own_validation
 from utils.errors import UserError
+from utils.measures.table import MEASURES
 from utils.settings.config import parse
 
 
@@ -228,7 +229,8 @@ def test_what_a_folder_implies_does_not_tell_studies_apart():
     settings = SimpleNamespace(**dict.fromkeys(OF_THE_STUDY), trial_val_fraction=0.2)
     space = SimpleNamespace(raw={"dataset": "imagefolder", "depth": 18}, parameters=[])
     search = SimpleNamespace(
-        settings=settings, space=space, implied={"dataset"}, seed=0, target=RESNET50
-    )
+        settings=settings, space=space, implied={"dataset"}, seed=0, target=RESNET50,
+        measure=MEASURES["accuracy"],
+    )  # fmt: skip
     plan = Search._plan(search)
     assert plan["depth"] == 18 and "dataset" not in plan
