@@ -54,7 +54,7 @@ def interval_of(name: str, counts: Counts) -> Interval | None:
     Wilson's for shares of samples, else the percentile bootstrap (Efron, "Bootstrap methods"
     (1979)). None: there is none, as of calibration errors, which few samples make larger."""
     source = measure_of(name).of
-    if value_of(name, counts) is None:
+    if not counts.samples:
         return None
     if source == "hits":
         low, high = wilson_interval(counts.hits[k_of(name)], counts.samples)
