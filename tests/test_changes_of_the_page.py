@@ -66,6 +66,7 @@ def test_a_run_with_all_of_them(changed, tmp_path):
     assert 0 <= tested["recall_gmean"] <= tested["recall_macro"]
 
 
+@pytest.mark.slow
 def test_the_augmentation_turns_gray_what_it_has_drawn(changed):
     code = """
 import numpy as np, torch

@@ -31,6 +31,8 @@ from utils.settings.config import parse
 from utils.training.hardware import FIGURES
 from utils.training.times import PHASES
 
+pytestmark = pytest.mark.slow
+
 # Output of a command with this flag; the others train, and print their accuracy.
 SAID = {
     "--dry_run": "dry run: no run was kept",

@@ -140,6 +140,7 @@ def test_wilson_intervals():
     assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_value_and_shrink_with_the_samples():
     names = ["f1_macro", "cohen_kappa", "roc_auc_ovr"]
     logits, targets = answers(3, 8)

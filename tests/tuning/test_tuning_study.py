@@ -63,6 +63,7 @@ def test_a_trial_has_one_line(reference):
     assert told[-1] == f"{float(rows(folder)[0]['score']):.2f}"
 
 
+@pytest.mark.slow
 def test_the_recipe_reproduces_its_score(reference, tmp_path):
     """The command in its header gives the same result to the bit."""
     folder, _ = reference
@@ -94,6 +95,7 @@ def test_the_same_command_again_trains_nothing(reference, tmp_path):
     assert results(folder) == before
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_trained_again(reference):
     """As when a search was killed between the end of a run and its record."""
     folder, _ = reference
