@@ -78,12 +78,16 @@ _MEANINGS = {
     "kfac_name": "natural gradients are --ngd here",
     "model": "vit_test.py has any classifier of timm by --model; this script trains a model of its "
     "own, which --help describes",
+    "multi_label multilabel": "several labels a sample are not supported yet: train a classifier "
+    "for each label, with the classes yes and no",
     "num_classes": "it follows from the data; leave it out",
     "opt_kwargs": "each optimizer has flags of its own, which --help lists",
     "patience": "--early_stop_patience 10 stops the run, --plateau_patience 5 lowers the learning "
     "rate with --sched plateau",
     "ra_magnitude": "--auto_augment ra-m9 sets the magnitude, of 30",
     "ratio": "--crop resized crops with ratios of 3:4 to 4:3; leave it out",
+    "regression": "numbers are not predicted yet, only classes: divide the numbers into ranges, "
+    "and name each range as a class",
     "remode": "rectangles are filled with the mean colour; leave it out",
     "resume_from_step": "--resume RUN goes on where the run has stopped",
     "save_freq": "--save_every 500 counts steps, 10m minutes and 1e epochs",
