@@ -53,7 +53,7 @@ class Measures:
             measure, function = own_measure(place)
             if measure.name in TAKEN or is_known(measure.name) or measure.name in self._by_name:
                 raise UserError(
-                    f"--metrics {place}: another measure or entry of metrics.jsonl has this name; "
+                    f"measure {place}: another measure or entry of metrics.jsonl has this name; "
                     "give the function another one"
                 )
             self._by_name[measure.name], self._functions[measure.name] = measure, function

@@ -20,11 +20,11 @@ def own_measure(place: str) -> tuple[Measure, Callable]:
     Raises:
         UserError: it cannot be found.
     """
-    function = user_files.find("--metrics", place, "function", "my_measure")
+    function = user_files.find("measure", place, "function", "my_measure")
     if not callable(function):
         file, _, name = place.rpartition(":")
         there = user_files.own_names(place)
-        raise UserError(f"--metrics {place}: {file} has no function {name}{there}")
+        raise UserError(f"measure {place}: {file} has no function {name}{there}")
     name = place.rpartition(":")[2]
     rises = bool(getattr(function, "greater_is_better", True))
 
@@ -33,7 +33,7 @@ def own_measure(place: str) -> tuple[Measure, Callable]:
             value = float(function(targets, probabilities))
         except Exception as error:
             raise UserError(
-                f"--metrics {place} failed{user_files.where(error, place)}; it takes the true "
+                f"measure {place} failed{user_files.where(error, place)}; it takes the true "
                 "classes (samples,) and the probabilities (samples, classes)"
             ) from None
         return value if math.isfinite(value) else None
