@@ -64,6 +64,7 @@ def options_of(argv: list[str] | None) -> argparse.Namespace:
     add("--seeds", type=int, default=3, help="of each method (default: 3)")
     add("--picture_epochs", type=int, default=15)
     add("--text_epochs", type=int, default=12)
+    add("--precision", help="(default: the recipe's: bf16 for pictures, fp32 for texts)")
     add("--width", type=int, default=16, help="channels of the first stage (default: 16)")
     options = parser.parse_args(argv)
     studies.require_one(options, "picture_epochs", "text_epochs", "width")
@@ -126,7 +127,8 @@ def cut_texts(source: Path, folder: Path, shares: Sequence[int] = SHARES) -> Non
 def runner_of(kind: str, options) -> Runner:
     """Prepares the data; returns what trains on them."""
     folder = (options.output / kind).resolve()
-    common = ["--device", options.device, "--threads", str(options.threads), "--precision", "fp32"]
+    common = ["--device", options.device, "--threads", str(options.threads)]
+    common += ["--precision", options.precision] if options.precision else []
     common += ["--cache_dir", str(options.cache_dir.resolve()), "--metrics", "f1_macro"]
     with studies.writing(options.output):
         if kind == "texts":
