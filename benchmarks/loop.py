@@ -138,7 +138,7 @@ def make_trainer(
         steps=steps,
         loader=loader,
         plan=TrainingPlan(total_steps=0, eval_every=0),
-        evaluate=lambda: None,
+        evaluate=lambda is_last: None,
         log=TrainingLog(console, metrics),
         saver=Saver(kind(folder / "checkpoints"), metrics, console),
         agreed_signal=AgreedSignal(signals, agree),

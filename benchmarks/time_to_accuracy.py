@@ -203,7 +203,7 @@ def our_curve(course: Course, precision: str, folder: Path) -> list[tuple[float,
     trainer.steps.schedule, trainer.plan.total_steps = course.schedule, course.total_steps
     curve = []
 
-    def measure():
+    def measure(is_last: bool):
         result = evaluate(model, course.test.epoch(), trainer.steps.precision)
         curve.append((trainer.progress.seconds_training, result.accuracy))
         return result

@@ -212,7 +212,7 @@ def make_trainer(
         steps=steps,
         loader=data,
         plan=TrainingPlan(total, **plan),
-        evaluate=lambda: evaluate(
+        evaluate=lambda is_last: evaluate(
             model,
             test.epoch(),
             arithmetic,

@@ -95,7 +95,7 @@ def train(exchange, options: dict, strategy: str) -> dict:
             batch_size=batch_size, **options,
         )  # fmt: skip
         if "data" in options:
-            trainer.evaluate = lambda: evaluate(
+            trainer.evaluate = lambda is_last: evaluate(
                 model, texts(exchange, 5).epoch(), trainer.steps.precision, exchange=exchange
             )
         trainer.fit()

@@ -76,9 +76,9 @@ def test_the_order_of_calls_in_a_step(tmp_path):
         strategy.asked.append("SAVED")
         saved(*arguments)
 
-    def evaluate():
+    def evaluate(is_last):
         strategy.asked.append("EVALUATED")
-        return evaluated()
+        return evaluated(is_last)
 
     trainer.saver.save, trainer.evaluate = save, evaluate
     trainer.fit()

@@ -67,8 +67,8 @@ def test_a_run_works(monkeypatch):
     ]:  # fmt: skip
         assert summary[key] is not None, key
     assert sorted(os.listdir("run")) == [
-        ".lock", "checkpoints", "config.yaml", "curves.png", "log.txt", "metrics.jsonl",
-        "summary.json", "tensorboard",
+        ".lock", "checkpoints", "config.yaml", "curves.png", "evaluated.csv", "log.txt",
+        "metrics.jsonl", "splits.csv", "summary.json", "tensorboard",
     ]  # fmt: skip
 
 

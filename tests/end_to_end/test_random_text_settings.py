@@ -33,6 +33,7 @@ TEXTS = Space(
         "eval_data": ["test.tsv", "new.txt", "nowhere"],
         "test_file": ["test.tsv", "train.csv", "weights.pth"],
         "val_file": ["test.tsv", "nowhere.csv"],
+        "id_columns": ["text", "1,2", "nothing", ","],
         "text_columns": ["text", "2", "1,2", "nothing", ","],
         "label_column": ["animal", "1", "9"],
         "group_column": ["animal", "author", "3", "nothing", "none"],

@@ -56,6 +56,11 @@ def untrained(flags: list[str]) -> list[str]:
     return flags[:at] + flags[at + 2 :]
 
 
+def table(path: str) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        return list(csv.DictReader(file))
+
+
 def rows(count: int, seed: int) -> list[tuple[str, str]]:
     rng = np.random.default_rng(seed)
     labels = [sorted(WORDS)[i % 3] for i in range(count)]
@@ -104,8 +109,9 @@ def test_own_texts_are_learned(run, own_texts):
     assert found["test_samples"] == 30 and found["test_accuracy"] > 95
     assert found["optimizer"] == "adamw" and found["classes"] == 3 and found["skipped_rows"] == 0
     assert sorted(path.name for path in Path("run").iterdir()) == [
-        ".lock", "checkpoints", "config.yaml", "curves.png", "log.txt", "metrics.jsonl",
-        "summary.json", "tensorboard", "tokenizer.json",
+        ".lock", "checkpoints", "config.yaml", "curves.png", "evaluated.csv", "log.txt",
+        "metrics.jsonl",
+        "splits.csv", "summary.json", "tensorboard", "tokenizer.json",
     ]  # fmt: skip
     card = json.loads((checkpoint("run") / "state.json").read_text())["settings"]["data"]
     assert card["classes"] == ["ant", "bee", "cat"]
@@ -197,8 +203,7 @@ def test_predictions_and_exports_answer_as_the_model_does(run, own_texts):
     Path("new.txt").write_text("\n".join(new))
     code, out, _ = run("--resume", "run", "--predict", "new.txt")
     assert code == 0 and "3 predictions: run/predictions.csv" in out
-    with open("run/predictions.csv", newline="") as file:
-        answers = list(csv.DictReader(file))
+    answers = table("run/predictions.csv")
     assert [row["line"] for row in answers] == ["1", "2", "4"]
     assert [row["text"] for row in answers] == [new[0], "'=milk(1)", new[3]]
     # A row for each row; the middle one is how pandas writes a missing text.
@@ -209,7 +214,7 @@ def test_predictions_and_exports_answer_as_the_model_does(run, own_texts):
     said = run(*again, "--encoding", "cp1252", "--on_bad", "skip")[1]
     assert "1 bad row without a class, in line 3" in said and "2 predictions" in said
     rows_out = [line.split(",") for line in Path("new.out.csv").read_text().splitlines()]
-    assert [len(row) for row in rows_out] == [6] * 4 and rows_out[2] == ["3", *[""] * 5]
+    assert [len(row) for row in rows_out] == [7] * 4 and rows_out[2] == ["3", *[""] * 6]
     assert run("--resume", "run", "--export", "onnx")[0] == 0
     tokenizer = Tokenizer.from_file("run/export/tokenizer.json")
     session = onnxruntime.InferenceSession("run/export/model.onnx")
@@ -218,8 +223,9 @@ def test_predictions_and_exports_answer_as_the_model_does(run, own_texts):
         ids = tokenizer.encode(text).ids
         padded = np.array([ids + [tokenizer.token_to_id("[PAD]")] * 3])
         (expected,) = session.run(None, {"ids": padded})[0]
-        np.testing.assert_allclose([float(row[name]) for name in classes], expected, atol=2e-6)
-        assert row["class"] == classes[expected.argmax()]
+        found = [float(row[f"p_{name}"]) for name in classes]
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+        assert row["predicted"] == classes[expected.argmax()]
     assert run("--resume", "run", "--export", "safetensors")[0] == 0
     exported, kept = (
         load_file("run/export/model.safetensors"),
@@ -247,6 +253,35 @@ def test_predictions_and_exports_answer_as_the_model_does(run, own_texts):
         trained = load_file(checkpoint(f"next-{len(source)}") / "model.safetensors")
         same = [torch.equal(trained[name], kept[name]) for name in kept if "head" not in name]
         assert all(same) and len(same) > 5
+
+
+def test_each_row_that_is_evaluated_is_listed(run):
+    """With its line, the columns that are asked for, and the answers that --predict gives."""
+    lines = [(f"n{i}", *row) for i, row in enumerate(rows(60, 0))]
+    write("all.csv", [("id", "animal", "text"), *lines[:30], ("n", "", "bad"), *lines[30:]])
+    flags = ["--dataset", "csv", "--train_file", "all.csv", "--test_fraction", 0.2, *TINY]
+    flags += ["--val_fraction", 0.2, "--on_bad", "skip", "--id_columns", "id"]
+    assert run(*flags, "--max_steps", 3, "--output", "run")[0] == 0
+    evaluated, found = table("run/evaluated.csv"), summary("run")
+    splits = {row["id"]: row["split"] for row in table("run/splits.csv")}
+    assert sorted(splits.values()) == ["test"] * 12 + ["train"] * 38 + ["val"] * 10
+    assert {row["id"] for row in evaluated} == {id for id in splits if splits[id] == "test"}
+    right = [row["true"] == row["predicted"] for row in evaluated]
+    assert 100 * np.mean(right) == pytest.approx(found["model_test_accuracy"])
+    losses = [float(row["loss"]) for row in evaluated]
+    assert np.mean(losses) == pytest.approx(found["best_test_loss"], abs=1e-5)
+    for row in evaluated:
+        place = int(row["id"][1:])
+        assert int(row["line"]) == place + 2 + (place >= 30)
+        assert (row["text"], row["true"]) == (lines[place][2], lines[place][1])
+    assert run("--resume", "run", "--predict", "all.csv", "--on_bad", "skip")[0] == 0
+    predicted = {row["line"]: row for row in table("run/predictions.csv")}
+    for row in evaluated:
+        other = predicted[row["line"]]
+        assert (other["predicted"], other["id"]) == (row["predicted"], row["id"])
+        assert float(other["p_bee"]) == pytest.approx(float(row["p_bee"]), abs=3e-6)
+    code, _, error = run(*flags[:-1], "name", "--output", "other")
+    assert code == 2 and "has no column 'name' (--id_columns): it has id, animal, text" in error
 
 
 def test_a_run_is_evaluated_on_all_of_another_table(run, own_texts):

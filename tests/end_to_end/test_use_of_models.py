@@ -75,14 +75,17 @@ def probabilities(model, run: str, paths, mode="RGB") -> torch.Tensor:
 
 def assert_predicted(path: str, expected: torch.Tensor, paths, run: str) -> None:
     """Asserts that the CSV file has the `expected` probabilities, in the order of `paths`."""
-    with open(path, encoding="utf-8", newline="") as file:
+    with open(path, encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["file"] for row in rows] == [str(path) for path in paths]
     best, classes = expected.max(1)
     assert best.min() < 0.99, "the model is too certain to show anything"
-    assert [row["class"] for row in rows] == [card(run)["classes"][i] for i in classes]
+    names = card(run)["classes"]
+    assert [row["predicted"] for row in rows] == [names[i] for i in classes]
     found = torch.tensor([float(row["probability"]) for row in rows])
     torch.testing.assert_close(found, best, rtol=0, atol=2e-6)
+    found = torch.tensor([[float(row[f"p_{name}"]) for name in names] for row in rows])
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
 
 
 # ---- starting from other weights --------------------------------------------------------------

@@ -133,9 +133,9 @@ def test_the_model_is_used(works):
 
     for flag, wanted in (("--no_flip_test", expected), ("--flip_test", (expected + mirrored) / 2)):
         works("--resume", "first", "--predict", "noise.png", flag)
-        with open("first/predictions.csv", newline="") as file:
+        with open("first/predictions.csv", newline="", encoding="utf-8-sig") as file:
             (row,) = csv.DictReader(file)
-        assert row["class"] == card["classes"][wanted.argmax()]
+        assert row["predicted"] == card["classes"][wanted.argmax()]
         assert float(row["probability"]) == pytest.approx(wanted.max().item(), abs=2e-6)
     works("--resume", "first", "--export", "onnx")
     session = onnxruntime.InferenceSession("first/export/model.onnx")

@@ -70,9 +70,9 @@ def test_a_run_is_evaluated_on_all_of_other_data(run_resnet, capsys):
     assert run_resnet(f"{flags} --dataset imagefolder --data_dir old") == 0
     Path("old").rename("away")
     assert run_resnet("--resume run --predict new") == 0
-    with open("run/predictions.csv", newline="") as file:
+    with open("run/predictions.csv", newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
-    right = sum(Path(row["file"]).parent.name == row["class"] for row in rows)
+    right = sum(Path(row["file"]).parent.name == row["predicted"] for row in rows)
     listed = [f"{path.relative_to('.')},{path.parent.name}" for path in sorted(new.glob("*/*"))]
     Path("list.csv").write_text("\n".join(["file,label", *listed]))
     Path("both/test").mkdir(parents=True)
@@ -88,6 +88,10 @@ def test_a_run_is_evaluated_on_all_of_other_data(run_resnet, capsys):
         assert f"note: {place} has no samples of 1 of the 3 classes, such as 'eel'" in said
         assert "step 3, best on the validation split: loss " in said and " test loss" not in said
         assert Path(f"run/report/eval-{place}/per_class.csv").is_file()
+        with open(f"run/report/eval-{place}/evaluated.csv", encoding="utf-8-sig") as file:
+            evaluated = list(csv.DictReader(file))
+        assert sum(row["true"] == row["predicted"] for row in evaluated) == right
+        assert all(Path(row["file"]).parent.name == row["true"] for row in evaluated)
     assert "measured are 6 pictures of train/, 6 pictures of test/" in said
     assert run_resnet("--resume run --eval_data nowhere") == 2
     assert "nowhere: there is no such file or folder" in capsys.readouterr().err

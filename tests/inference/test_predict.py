@@ -64,7 +64,7 @@ def refused(paths, output, *parts, **settings) -> None:
 
 
 def rows(path) -> list[list[str]]:
-    with open(path, encoding="utf-8", newline="") as file:
+    with open(path, encoding="utf-8-sig", newline="") as file:
         return list(csv.reader(file))
 
 
@@ -132,12 +132,14 @@ def test_probabilities_are_those_of_evaluation(tmp_path, batch_size):
     with torch.inference_mode():
         expected = model.eval()(next(loader.epoch()).inputs).softmax(1)
     header, *lines = rows(tmp_path / "out.csv")
-    assert header == ["file", "class", "probability"]
+    assert header == ["file", "predicted", "probability", *(f"p_{name}" for name in CLASSES)]
     assert [line[0] for line in lines] == paths
     assert [line[1] for line in lines] == [CLASSES[index] for index in expected.argmax(1)]
     for line, probability in zip(lines, expected.max(1).values.tolist(), strict=True):
         assert float(line[2]) == pytest.approx(probability, abs=1e-6)
         assert len(line[2]) == 8  # 0.123456
+    found = np.array([line[3:] for line in lines], float)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -317,7 +319,7 @@ def test_a_list_gets_a_row_for_each_name(tmp_path):
     precision, output = Precision("fp32", CPU), tmp_path / "out.csv"
     predict_images(network(), files, output_csv=output, batch_size=2, precision=precision)
     found = rows(output)[1:]
-    assert [row[0] for row in found] == ["=1", "x,y", "b"] and found[1][1:] == ["", ""]
+    assert [row[0] for row in found] == ["=1", "x,y", "b"] and {*found[1][1:]} == {""}
     predicted(paths[::2], tmp_path / "alone.csv")
     assert [row[1:] for row in found[::2]] == [row[1:] for row in rows(tmp_path / "alone.csv")[1:]]
 

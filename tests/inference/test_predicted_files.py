@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from utils.errors import UserError
-from utils.inference.predict_pictures import HEADER, list_pictures
+from utils.inference.predict_pictures import HEADERS, list_pictures
 from utils.inference.use_model import check_output, use_model
 
 
@@ -22,7 +22,8 @@ def files(tmp_path, monkeypatch):
     for name in ("a.png", "b.png"):
         Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(f"pics/{name}")
     Path("pics/notes.txt").write_text("about the pictures")
-    Path("pics/table.csv").write_text(f"{HEADER}a.png,cat,0.5\n")
+    Path("pics/table.csv").write_bytes(HEADERS[0] + b"p_cat\na.png,cat,0.5,0.5\n")
+    Path("pics/old.csv").write_bytes(HEADERS[1] + b"a.png,cat,0.5\n")  # of an earlier version
 
 
 def refused(source: str, output: str) -> None:
@@ -54,7 +55,7 @@ def test_the_output_is_no_file_of_a_folder_of_pictures():
         ("pics/a.png", "picture"),
     ):  # fmt: skip
         refused(source, output)
-    for output in ("pics/table.csv", "pics/new.csv", "new.csv"):
+    for output in ("pics/table.csv", "pics/old.csv", "pics/new.csv", "new.csv"):
         check_output("pics", Path(output))
 
 
@@ -79,7 +80,7 @@ def test_files_that_training_passes_over_are_left_out_of_a_folder():
     Path("pics/c.odd").write_bytes(b"none")
     said = []
     assert list_pictures("pics", said.append) == ["pics/a.png", "pics/b.odd"]
-    assert said == ["3 other files left out, such as pics/c.odd"]
+    assert said == ["4 other files left out, such as pics/c.odd"]
     assert list_pictures("pics/notes.txt") == ["pics/notes.txt"]  # an error when it is decoded
     os.remove("pics/a.png")
     os.remove("pics/b.odd")

@@ -13,11 +13,11 @@ def test_only_the_head_changes_while_frozen(tmp_path):
     before = {name: t.clone() for name, t in trainer.steps.model.state_dict().items()}
     seen = {}
 
-    def measure(real=trainer.evaluate):
+    def measure(is_last, real=trainer.evaluate):
         seen[trainer.progress.step] = {
             name: t.clone() for name, t in trainer.steps.model.state_dict().items()
         }
-        return real()
+        return real(is_last)
 
     trainer.evaluate = measure
     trainer.fit()

@@ -16,7 +16,7 @@ def trainer_with(folder, accuracies, losses=None, **options):
     """A trainer whose evaluations give these figures, one after the other."""
     trainer = make_trainer(folder, val=True, epochs=len(accuracies), **options)
     figures = iter(zip(losses or [1.0] * len(accuracies), accuracies, strict=True))
-    trainer.evaluate = lambda: Evaluation(*next(figures), samples=10)
+    trainer.evaluate = lambda is_last: Evaluation(*next(figures), samples=10)
     return trainer
 
 
@@ -82,7 +82,7 @@ def test_plateau_lowers_the_rate_and_says_so(tmp_path, capsys):
 def test_an_evaluation_before_the_first_step_decides_nothing(tmp_path, capsys):
     trainer = trainer_with(tmp_path / "with", [10, 20], eval_on_start=True)
     measured = iter([99, 10, 20])
-    trainer.evaluate = lambda: Evaluation(1.0, next(measured), samples=10)
+    trainer.evaluate = lambda is_last: Evaluation(1.0, next(measured), samples=10)
     progress = trainer.fit()
     assert "before the first step: val loss 1.0000, accuracy 99.00 %" in capsys.readouterr().out
     assert (progress.best_epoch, progress.best_val_accuracy) == (2, 20)
@@ -136,7 +136,7 @@ def test_the_best_by_a_further_measure(tmp_path, monkeypatch, capsys):
     kappa = MEASURES["cohen_kappa"]
     trainer = trainer_with(tmp_path, [10] * 5, best_by=kappa)
     values, losses = iter([0.1, 0.5, 0.5, 0.5, None]), iter([1, 2, 3, 1.5, math.nan])
-    trainer.evaluate = lambda: Evaluation(
+    trainer.evaluate = lambda is_last: Evaluation(
         next(losses), 10, 10, measures=[kappa], values={"cohen_kappa": next(values)}
     )
     seen = []

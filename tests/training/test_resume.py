@@ -112,8 +112,8 @@ def make_case(folder, *, losses=None, accuracies=None, **options):
     trainer = toy.make_trainer(folder, **options)
     evaluate, steps = trainer.evaluate, trainer.loader.steps_per_epoch
 
-    def with_figures():
-        found, epoch = evaluate(), trainer.progress.step // steps - 1
+    def with_figures(is_last):
+        found, epoch = evaluate(is_last), trainer.progress.step // steps - 1
         if found is not None and losses:
             found = dataclasses.replace(found, loss=float(losses[epoch]))
         if found is not None and accuracies:

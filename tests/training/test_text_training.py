@@ -52,7 +52,7 @@ def trainer(
         folder, model=model, data=loader, objective=objective, optimizer=optimizer, lr=lr,
         epochs=epochs,
     )  # fmt: skip
-    made.evaluate = lambda: evaluate(model, data(shuffle=False).epoch(), FP32)
+    made.evaluate = lambda is_last: evaluate(model, data(shuffle=False).epoch(), FP32)
     return made
 
 

@@ -49,9 +49,9 @@ def test_every_epoch_reports_its_time_fractions(tmp_path):
 def test_advice_is_given_once_for_the_phase_that_dominates(tmp_path, capsys):
     trainer = make_trainer(tmp_path, advice={"evaluation": "do A", "checkpoint": "do B"})
 
-    def slow(real=trainer.evaluate):
+    def slow(is_last, real=trainer.evaluate):
         time.sleep(0.2)
-        return real()
+        return real(is_last)
 
     trainer.evaluate = slow
     trainer.fit()
@@ -73,7 +73,7 @@ def test_a_part_of_an_epoch_gives_no_advice(tmp_path, capsys):
     assert checkpoint.step == 4
     resumed = make_trainer(tmp_path, epochs=3, advice={"evaluation": "do A"})
     resumed.restore(checkpoint)
-    resumed.evaluate = lambda real=resumed.evaluate: (time.sleep(0.2), real())[1]
+    resumed.evaluate = lambda last, real=resumed.evaluate: (time.sleep(0.2), real(last))[1]
     capsys.readouterr()
     resumed.fit()
     lines = capsys.readouterr().out.splitlines()

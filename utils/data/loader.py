@@ -93,6 +93,11 @@ class Loader(Steps, ABC):
                 order = self.hold_out.replace(order, epoch, generator)
         return repeated(order[: self.samples], self.repeats, self.step_size)
 
+    def visited(self) -> np.ndarray:
+        """(n,) int64: the samples that this rank evaluates, in the order of its batches."""
+        order, pieces = self.order(0), self.pieces(0, 0)
+        return np.concatenate([order[:0], *(order[p.place] for p in pieces if not p.filler)])
+
     def epoch(self, epoch: int = 0, start_step: int = 0) -> Generator[Batch]:
         """The micro-batches of one epoch, from optimizer step `start_step` (of the epoch) on."""
         makers = self._makers(epoch, start_step)

@@ -3,11 +3,12 @@
 The pictures are decoded and normalised exactly as the training pictures were.
 """
 
+import codecs
 import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,21 +25,18 @@ from ..data.images.loader import Normalize
 from ..data.images.split_names import is_ignored
 from ..errors import UserError
 from ..machine.cores import usable_cores
+from ..measures.outcomes import answers_of
 from ..plural import counted
+from ..reporting.answers import AnswerTable, table_file
 from ..reporting.console import PLAIN_LINE_SECONDS
-from ..reporting.csv_fields import quoted, safe_path, safe_text
+from ..reporting.csv_fields import quoted, safe_path
 from ..training.evaluation import mean_log_probabilities
 from ..training.objective import Precision
 from ..weights.card import ModelCard
-from .predictions import evaluating, not_a_number, predictions_file
+from .predictions import evaluating, not_a_number
 
-HEADER = "file,class,probability\n"
-
-
-def _rows_without_answer(names: Sequence[str]) -> Iterator[str]:
-    """Yields a row without class for each of these names."""
-    for name in names:
-        yield f"{quoted(name)},,\n"
+# How a table of predictions begins, today and formerly.
+HEADERS = codecs.BOM_UTF8 + b"file,predicted,probability,", b"file,class,probability\n"
 
 
 def list_pictures(path: str | Path, say: Callable[[str], None] = lambda line: None) -> list[str]:
@@ -70,7 +68,7 @@ def list_pictures(path: str | Path, say: Callable[[str], None] = lambda line: No
 def is_predictions(path: str | Path) -> bool:
     """Whether the file is a table of predictions that `predict_images` has written."""
     with open(path, "rb") as file:
-        return file.read(len(HEADER)) == HEADER.encode()
+        return file.read(100).startswith(HEADERS)
 
 
 def predict_images(
@@ -85,9 +83,9 @@ def predict_images(
     say: Callable[[str], None] = print,
     before_batch: Callable[[], None] = lambda: None,
 ) -> int:
-    """Writes the most probable class of each picture and its probability into `output_csv`.
+    """Writes the answer to each picture into `output_csv`: see AnswerTable.
 
-    The columns are file, class and probability (0 to 1); rows are in the order of `files.paths`.
+    Rows are in the order of `files.paths`.
     The encoding is UTF-8, with other bytes of a file name written as \\udcNN. Names that a
     spreadsheet would run as formulas are changed: the file `=1.png` to `./=1.png`, the class `=1`
     to `'=1`. `output_csv` is replaced only when all rows are written. A few chunks of pictures are
@@ -121,34 +119,34 @@ def predict_images(
     predicted = 0  # pictures that have a class
     with (
         evaluating(model),
-        predictions_file(output_csv) as table,
+        table_file(output_csv) as file,
         tqdm(
             desc="predicting", total=total, unit=" pictures", disable=not terminal, leave=False
         ) as bar,
         contextlib.closing(files.batches(batch_size)) as batches,
     ):
-        table.write(HEADER)
+        table = AnswerTable(file, card.classes, ["file"])
         for done, rows, pictures in batches:
             before_batch()
             if rows:
                 inputs = normalize(torch.from_numpy(pictures).to(precision.device))
-                probabilities, classes = _predict(model, inputs, precision, flip)
-                for row, index, p in zip(rows, classes, probabilities, strict=True):
-                    if p != p:
+                answers = answers_of(_predict(model, inputs, precision, flip))
+                for row, classes, p in zip(rows, *answers, strict=True):
+                    if np.isnan(p).any():
                         raise not_a_number(files.paths[row])
                     if names:
-                        table.writelines(_rows_without_answer(names[written:row]))
+                        for name in names[written:row]:
+                            table.without_answer([quoted(name)])
                         written = row + 1
                     name = names[row] if names else safe_path(files.paths[row])
-                    label = safe_text(card.classes[index])
-                    table.write(f"{quoted(name)},{quoted(label)},{p:.6f}\n")
+                    table.answer([quoted(name)], classes, p)
                 predicted += len(rows)
             bar.update(done - bar.n)
             if not terminal and time.monotonic() - told >= PLAIN_LINE_SECONDS:
                 told = time.monotonic()
                 say(f"{done:,} of {total:,} pictures")
-        if names:
-            table.writelines(_rows_without_answer(names[written:]))
+        for name in names[written:] if names else ():
+            table.without_answer([quoted(name)])
         if not predicted:
             example = f", such as {files.skipped[0]}" if files.skipped else ""
             raise UserError(
@@ -222,16 +220,12 @@ def to_gray(pictures: np.ndarray) -> np.ndarray:
     return ((luma + 32768) >> 16).astype(np.uint8)
 
 
-def _predict(
-    model: nn.Module, inputs: Tensor, precision: Precision, flip: bool
-) -> tuple[list[float], list[int]]:
-    """The largest probability of each sample, and its class."""
+def _predict(model: nn.Module, inputs: Tensor, precision: Precision, flip: bool) -> np.ndarray:
+    """The probabilities, (n, classes) float32."""
     with torch.inference_mode():
         with precision.autocast():
             logits = model(inputs)
             mirrored = model(inputs.flip(-1)) if flip else None
-        all_probabilities = (
-            mean_log_probabilities(logits, mirrored).exp() if flip else logits.float().softmax(1)
-        )
-        probabilities, classes = all_probabilities.max(1)
-    return probabilities.tolist(), classes.tolist()
+        if flip:
+            return mean_log_probabilities(logits, mirrored).exp().cpu().numpy()
+        return logits.float().softmax(1).cpu().numpy()

@@ -1,6 +1,6 @@
 """Writes what a trained model predicts for texts without a class, as a CSV file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +12,13 @@ from ..data.texts.rows import read_texts
 from ..data.texts.sources import TextRequest
 from ..data.texts.token_store import TokenSplit, lines_on_losses
 from ..data.texts.tokenizer import encode, tokenizer_from_json
+from ..measures.outcomes import answers_of
+from ..reporting.answers import AnswerTable, table_file
 from ..reporting.csv_fields import quoted, safe_text
+from ..tasks.sample_names import ids_of_lines
 from ..training.objective import Precision
 from ..weights.card import TextCard
-from .predictions import evaluating, not_a_number, predictions_file
+from .predictions import evaluating, not_a_number
 
 CHUNK = 8192  # texts that are encoded, and sorted by length, at a time
 
@@ -29,12 +32,13 @@ def predict_texts(
     output_csv: str | Path,
     batch_size: int,
     precision: Precision,
+    id_columns: Sequence[str] = (),
     before_batch: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = lambda line: None,
 ) -> int:
     """Writes `output_csv`, in UTF-8, with a row for each row of the file `path`, in its order: the
-    number of its line, the text as the model reads it, the most probable class, and the probability
-    of every class (0 to 1). These are empty where the row is bad.
+    number of its line, its cells in `id_columns`, the text after cleaning, and the answer of the
+    model (see AnswerTable), which is empty where the row is bad.
 
     A cell that a spreadsheet would take for a formula gets an apostrophe before it. The output
     appears only when it is complete.
@@ -53,10 +57,10 @@ def predict_texts(
         UserError: the file or a row of it cannot be used, or an answer is not a number.
     """
     rows = read_texts(path, request, classes=card.classes, line_end=card.line_end, say=say)
+    ids, no_ids = ids_of_lines(path, id_columns, request.encoding), [""] * len(id_columns)
     tokenizer, encoded = tokenizer_from_json(card.tokenizer), []
-    with evaluating(model), predictions_file(output_csv) as file:
-        names = [quoted(safe_text(name)) for name in card.classes]
-        file.write(",".join(["line", "text", "class", *names]) + "\n")
+    with evaluating(model), table_file(output_csv) as file:
+        table = AnswerTable(file, card.classes, ["line", *id_columns, "text"])
         for start in range(0, len(rows), CHUNK):
             chunk = rows[start : start + CHUNK]
             tokens, offsets = encode(tokenizer, [text or "" for _, text in chunk])
@@ -66,14 +70,14 @@ def predict_texts(
                 device=precision.device, max_len=card.max_len,
             )  # fmt: skip
             probabilities = _probabilities(model, loader, precision, before_batch)
-            for (line, text), p in zip(chunk, probabilities, strict=True):
+            for (line, text), classes, p in zip(chunk, *answers_of(probabilities), strict=True):
+                cells = [str(line), *ids.get(line, no_ids), quoted(safe_text(text or ""))]
                 if text is None:
-                    file.write(f"{line},,{',' * len(names)}\n")
+                    table.without_answer(cells)
                     continue
                 if np.isnan(p).any():
                     raise not_a_number(f"line {line} of {path}")
-                cells = [quoted(safe_text(text)), names[p.argmax()], *(f"{x:.6f}" for x in p)]
-                file.write(f"{line},{','.join(cells)}\n")
+                table.answer(cells, classes, p)
     splits = {"predicted": encoded}
     for note in lines_on_losses(splits, card.tokenizer, card.max_len, trained=True):
         say(note)

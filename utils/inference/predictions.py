@@ -1,24 +1,11 @@
-"""The CSV file of predictions: whole or not there."""
+"""What predictions of pictures and of texts share."""
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TextIO
 
 from torch import nn
 
 from ..errors import UserError
-from ..files import written_aside
-
-
-@contextlib.contextmanager
-def predictions_file(path: str | Path) -> Iterator[TextIO]:
-    """The file `path`, in UTF-8, which is replaced only if the block ends without an error."""
-    with (
-        written_aside(path) as aside,
-        open(aside, "w", encoding="utf-8", errors="backslashreplace", newline="") as file,
-    ):
-        yield file
 
 
 @contextlib.contextmanager

@@ -11,13 +11,14 @@ from ..checkpoints.checkpoint import Checkpoint, Checkpoints
 from ..data.images.csv_lists import listed_pictures
 from ..data.images.split_names import ENDINGS
 from ..data.texts.encodings import BY_ROW
+from ..data.texts.rows import column_names
 from ..errors import UserError
 from ..files import replace_file
 from ..launch.signals import StoppedBySignal
 from ..plural import counted
-from ..reporting.run_folder import REPORT, default_path
+from ..reporting.run_folder import EVALUATED, REPORT, default_path
 from ..runs.prepare import kept_modules, measure_split, prepare
-from ..runs.report import flip_text, report_classes
+from ..runs.report import flip_text, report_classes, report_samples
 from ..runs.resume import which_weights
 from ..runs.run import Run
 from ..tasks.kinds import Kind
@@ -144,6 +145,7 @@ def _predict_texts(
     return predict_texts(
         model, card, Path(settings.predict), request, output_csv=output,
         batch_size=settings.batch_size, precision=precision, before_batch=before_batch, say=say,
+        id_columns=column_names(settings.id_columns) or (),
     )  # fmt: skip
 
 
@@ -163,12 +165,15 @@ def evaluate_only(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> None:
     if other and (absent := set(range(len(classes))).difference(task.test.labels.tolist())):
         count = f"{len(absent):,} of the {len(classes):,} classes, such as {classes[min(absent)]!r}"
         run.console.say(f"note: {other} has no samples of {count}")
-    result = measure_split(run, ready, task.test, report, flip)
+    result = measure_split(run, ready, task.test, report, flip, records=report)
+    split = "val" if task.test is task.val else "test"
     if report:
         folder = folder or default_path(run.model_name, run.data_name)
         folder = _report_folder(run.settings, folder, checkpoint)
         report_classes(result, classes, folder, run.console.say, writes=run.leads)
-    split = "validation " if task.test is task.val else "" if other else "test "
+        beside = folder.parent if folder.name == REPORT else folder  # as a run has them
+        report_samples(result, task, split, beside / EVALUATED, run)
+    split = "validation " if split == "val" else "" if other else "test "
     run.console.say(
         f"{what}: {split}loss {result.loss:.4f}, {split}{result.in_words(result.intervals())} on "
         f"{counted(result.samples, 'sample')}" + (f" of {other}" if other else "")

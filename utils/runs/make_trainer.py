@@ -154,7 +154,9 @@ def make_trainer(
         steps=steps,
         loader=loader,
         plan=plan,
-        evaluate=lambda: measure_split(run, ready, evaluated),
+        evaluate=lambda is_last: measure_split(
+            run, ready, evaluated, confusions=is_last and settings.report, records=is_last
+        ),
         log=log,
         saver=Saver(
             store,

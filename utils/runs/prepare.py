@@ -8,11 +8,13 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..checkpoints.checkpoint import Checkpoint
+from ..data.loader import Loader
 from ..distributed.strategies.base import Strategy, build_strategy
 from ..distributed.sync_batch_norm import alone, sync_batch_norms
 from ..errors import UserError
 from ..fused import fuse, kernels
 from ..measures.measures import Measures, usual_measures
+from ..measures.outcomes import Outcomes
 from ..measures.table import names_in
 from ..models.parts import heads_of
 from ..settings.transfer import is_published
@@ -136,9 +138,19 @@ def prepare(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> Ready:
 
 
 def measure_split(
-    run: Run, ready: Ready, loader, confusions: bool = False, flip: bool = False
+    run: Run,
+    ready: Ready,
+    loader: Loader,
+    confusions: bool = False,
+    flip: bool = False,
+    records: bool = False,
 ) -> Evaluation | None:
-    """Evaluates the model on the split of `loader`; see `evaluate`. None when a signal has come."""
+    """Evaluates the model on the split of `loader`; see `evaluate`. None when a signal has come.
+    `records` the answer to each sample."""
+    outcomes = None
+    if records:
+        visited = [loader.of_rank(rank).visited() for rank in range(run.exchange.size)]
+        outcomes = Outcomes(len(ready.task.card.classes), visited, run.exchange)
     return evaluate(
         ready.model,
         loader.epoch(),
@@ -148,6 +160,7 @@ def measure_split(
         confusions=confusions,
         exchange=run.exchange,
         flip=flip,
+        outcomes=outcomes,
     )
 
 

@@ -14,10 +14,12 @@ from ..files import reason, replace_file
 from ..launch.signals import StoppedBySignal
 from ..machine.packages import is_installed
 from ..plural import counted
+from ..reporting.answers import write_evaluated, write_splits
 from ..reporting.classes import draw_mean_lambda, summary_lines, write_class_report
 from ..reporting.console import duration, epoch_text
 from ..reporting.metrics import to_json
 from ..reporting.plots import draw_curves, save_figure
+from ..tasks.task import Task
 from ..training.evaluation import Evaluation
 from ..training.memory import peak_memory
 from ..training.trainer import Trainer
@@ -32,6 +34,18 @@ class Report:
         self.run, self.trainer, self.ready = run, trainer, ready
         self.settings, self.say, self.folder = run.settings, run.console.say, run.folder
         self.classes: list[str] = ready.task.data.classes
+
+    def write_splits(self) -> None:
+        """Writes which samples are in which split."""
+        task, path = self.ready.task, self.folder.splits
+        splits = {"train": task.train, "val": task.val, "test": task.test}
+        if task.test is task.val:
+            del splits["test"]
+        labels = {name: one.labels.cpu().numpy() for name, one in splits.items() if one is not None}
+        try:
+            write_splits(path, {k: (task.names[k], labels[k]) for k in labels}, self.classes)
+        except (UserError, OSError) as error:
+            self.say(f"{path} is not written: {error}")
 
     @contextlib.contextmanager
     def if_interrupted(self) -> Iterator[None]:
@@ -51,6 +65,8 @@ class Report:
         if not settings.final_test:
             self._write(status)
             evaluation = self._evaluated()
+            split = self.trainer.plan.eval_split
+            report_samples(evaluation, self.ready.task, split, self.folder.evaluated, self.run)
             text = evaluation.in_words(evaluation.intervals())
             self.say(f"validation {text}, after {self._time_text()}: {self.folder.path}")
             return
@@ -61,6 +77,7 @@ class Report:
         if settings.report:
             leads = self.run.leads
             report_classes(model, self.classes, self.folder.report, self.say, writes=leads)
+        report_samples(model, self.ready.task, "test", self.folder.evaluated, self.run)
         which = "best" if uses_best else "average" if settings.ema_decay else "last"
         further = _prefixed("flip_test", test.flip_figures) | {
             "model_weights": which,
@@ -92,7 +109,7 @@ class Report:
         at_end = progress.evaluated or {}
         tested = at_end.get("split") == "test" and at_end["step"] == progress.step
         tested = tested and all(one.name in at_end for one in self.ready.measures.further)
-        if tested and not settings.report and not settings.flip_test:
+        if tested and not settings.flip_test and self._is_reported():
             return self._evaluated()
         self.say("measuring on the test set")
         with trainer.steps.evaluated_weights():
@@ -100,6 +117,14 @@ class Report:
         if not tested:
             self._log(test)
         return test
+
+    def _is_reported(self) -> bool:
+        """Whether the last evaluation of the training is enough for the report, or the report on it
+        is there. Collective."""
+        if (evaluation := self.trainer.evaluation) is not None:
+            return evaluation.outcomes is not None
+        there = self.folder.evaluated.exists() and not self.settings.report
+        return self.run.exchange.gather_json(there)[0]
 
     def _evaluated(self) -> Evaluation:
         """The last evaluation of the training; in a resumed run that had no step left, its figures
@@ -153,7 +178,8 @@ class Report:
     def _measure_test_set(self) -> Evaluation:
         """Of the weights that the model holds."""
         loader, flip = self.ready.task.test, self.settings.flip_test
-        result = measure_split(self.run, self.ready, loader, self.settings.report, flip)
+        report = self.settings.report
+        result = measure_split(self.run, self.ready, loader, report, flip, records=True)
         if result is None:  # a signal; the finished run is saved already
             self._write("interrupted")
             raise StoppedBySignal(
@@ -291,6 +317,23 @@ def report_classes(
         say(f"accuracy of each class and confusion matrix: {folder}")
     except OSError as error:
         say(f"{folder}: {reason(error)}; the report is not complete")
+
+
+def report_samples(evaluation: Evaluation, task: Task, split: str, path: Path, run: Run) -> None:
+    """Writes what was answered to each sample of the split, if it was recorded, to `path`."""
+    outcomes = evaluation.outcomes
+    if outcomes is None or not run.leads:
+        return
+    failure = outcomes.failure
+    try:
+        if failure is None:
+            write_evaluated(path, outcomes, task.data.classes, split, task.names[split])
+    except OSError as error:
+        failure = reason(error)
+    except UserError as error:
+        failure = str(error)
+    if failure is not None:
+        run.console.say(f"{path} is not written: {failure}")
 
 
 def _device_name(device) -> str:

@@ -34,6 +34,8 @@ def train(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> None:
     report = Report(run, trainer, ready)
     trace = run.folder.trace if run.settings.profile and run.leads else None
     _introduce(run, trainer)
+    if checkpoint is None and run.leads:
+        report.write_splits()
     with report.if_interrupted(), _profiler(trace, trainer, run.console.say) as profiler:
         after_step = [] if profiler is None else [profiler.step]
         after_step += [] if run.free_cores is None else [run.free_cores.look]

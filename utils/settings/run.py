@@ -121,7 +121,7 @@ class RunSettings(Config):
     )
     predictions: str | None = use_flag(
         None,
-        "CSV file for the predictions: file, class, probability",
+        "CSV file for the predictions",
         default_text="predictions.csv in the run's folder",
         essential=True,
     )

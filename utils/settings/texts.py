@@ -44,6 +44,12 @@ class TextFlags(Config):
         "Column with the class, by name or number from 1",
         default_text="found in each file, or asked for",
     )
+    id_columns: str | None = data_flag(
+        None,
+        "Columns of your tables, by name or number from 1, that evaluated.csv and the predictions "
+        "repeat: 'id,author'",
+        resume="free",
+    )
     header: bool | None = data_flag(
         None, "The first row of the tables names their columns",
         default_text="known by the names, or asked for", resume="free",
@@ -128,6 +134,8 @@ class TextFlags(Config):
             yield names + (() if of_other_file else ("text_columns", "header")), reason, "dataset"
         else:
             yield "data_dir", "--dataset csv reads --train_file and --test_file", "dataset"
+        if self.dataset in ("headlines", "imdb") and not of_other_file:
+            yield "id_columns", f"--dataset {self.dataset} has no columns", "dataset"
         if self.dataset == "headlines":
             yield "data_dir", "--dataset headlines is built in and reads no files", "dataset"
             if not of_other_file:

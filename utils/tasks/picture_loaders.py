@@ -25,6 +25,7 @@ from ..weights.card import ModelCard
 from .augmentation import augmentation
 from .mixing import auto_split, build_mixing
 from .picture_data import Splits
+from .sample_names import picture_names
 from .task import Task
 
 # Most workers if --workers is not given: even two read faster than a GPU trains a small network.
@@ -92,10 +93,12 @@ def make_loaders(
             **ranks | options,
         )
 
+    named = {"train": train, "val": val, "test": data.test}
+    names = {name: picture_names(split) for name, split in named.items() if split is not None}
     val_loader = loader(val) if val else None
     test_loader = val_loader if val is data.test else loader(data.test)
     if settings.eval_data:  # nothing is trained
-        return ImageTask(data, card, test_loader, test_loader, None, pool=pool)
+        return ImageTask(data, card, test_loader, test_loader, None, pool=pool, names=names)
     auto = auto_split(settings, train.labels)
     height, width, _ = train.shape
     return ImageTask(
@@ -131,6 +134,7 @@ def make_loaders(
         held_out=None if auto is None else loader(train.part(auto.held_out), pool=None),
         trained=None if auto is None else loader(train.part(auto.trained), pool=None),
         pool=pool,
+        names=names,
     )
 
 

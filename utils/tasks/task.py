@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Sized
+    from collections.abc import Mapping, Sized
 
     import numpy as np
     from torch import Tensor
 
     from ..data.loader import HoldOut, Loader
     from ..mixup.auto import AutoStrength
+    from ..reporting.answers import SampleNames
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Task:
         val: None if there is no validation split; `test` itself if there is no test set.
         auto: what --mixup auto compares; None without it.
         held_out, trained: loaders of the samples that it compares.
+        names: what names the samples of each split, "train", "val" and "test".
     """
 
     SKIPPED: ClassVar[str]  # what the summary calls the samples left out by --on_bad skip
@@ -57,6 +59,7 @@ class Task:
     auto: AutoSplit | None = None
     held_out: Loader | None = None
     trained: Loader | None = None
+    names: Mapping[str, SampleNames] = field(default_factory=dict)
 
     def resize_evaluation(self, batch_size: int, ranks: int) -> None:
         """Changes the batches of the loaders that evaluate.

@@ -24,6 +24,7 @@ from ..plural import counted
 from ..reporting.console import Console
 from ..settings import TextSettings
 from ..weights.card import TextCard
+from .sample_names import ids_of_lines
 
 
 def load_texts(
@@ -56,6 +57,9 @@ def load_texts(
     encoded = {name: [split] for name, split in data.splits.items()}
     resumed = settings.resume is not None
     losses = lines_on_losses(encoded, data.tokenizer_json, settings.max_len, trained=resumed)
+    of_splits = {data.files.get(name, data.files.get("train")) for name in data.splits}
+    for path in filter(None, of_splits if settings.id_columns else ()):
+        ids_of_lines(path, column_names(settings.id_columns) or (), settings.encoding)
     for note in data.notes + losses + [f"note: {line}" for line in names_notes(data.classes)]:
         console.say(note)
     return data
@@ -92,12 +96,13 @@ def read_table(
 ) -> tuple[TokenSplit, SimpleNamespace]:
     """(all texts of a table, for the trained model whose card this is; the data set that they
     make: `classes`, `fingerprint`)."""
+    ids_of_lines(path, column_names(settings.id_columns) or (), settings.encoding)  # are there
     request, classes = text_request(settings), list(card.classes)
     written = _as_written(path, settings.dataset, classes, request)
     samples = read_files(request, {"test": path}, tuple(written), card.line_end)
     texts = to_texts(samples["test"], written)
     tokens, offsets = encode(tokenizer_from_json(card.tokenizer), texts.texts)
-    split = TokenSplit(tokens, offsets, texts.labels)
+    split = TokenSplit(tokens, offsets, texts.labels, texts.lines)
     losses = lines_on_losses({"test": [split]}, card.tokenizer, card.max_len, trained=True)
     for note in notes_of(samples) + losses:
         say(note)

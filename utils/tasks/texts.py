@@ -9,6 +9,7 @@ import torch
 from ..data.texts.equal_tokens import EqualTokensLoader
 from ..data.texts.loader import TextLoader
 from ..data.texts.published_csv import line_end_of
+from ..data.texts.rows import column_names
 from ..data.texts.token_store import TokenizedData, TokenSplit
 from ..errors import UserError
 from ..exchange import Exchange
@@ -19,6 +20,7 @@ from ..settings.config import COMMAND_LINE, DEFAULT, FILE
 from ..weights.card import TextCard
 from .kinds import Kind
 from .mixing import auto_split, build_mixing
+from .sample_names import text_names
 from .task import Task, counts_text
 from .text_data import load_texts, read_table
 
@@ -126,7 +128,17 @@ def _make_loaders(
             _loader(data.train, settings, device, exchange, rows=rows)
             for rows in (auto.held_out, auto.trained)
         )
-    return TextTask(data, card, train, test, val, auto, held_out, trained)
+    names = {
+        name: text_names(
+            split,
+            data.tokenizer_json,
+            data.files.get(name, data.files.get("train")),
+            column_names(settings.id_columns) or (),
+            settings.encoding,
+        )
+        for name, split in data.splits.items()
+    }
+    return TextTask(data, card, train, test, val, auto, held_out, trained, names)
 
 
 def _loader(
@@ -159,7 +171,10 @@ class Texts(Kind):
         if settings.eval_data is not None:
             split, data = read_table(Path(settings.eval_data), settings, card, run.console.say)
             test = _loader(split, settings, run.device, run.exchange)
-            return TextTask(data, card, test, test, None)
+            ids = column_names(settings.id_columns) or ()
+            path = Path(settings.eval_data)
+            names = text_names(split, card.tokenizer, path, ids, settings.encoding)
+            return TextTask(data, card, test, test, None, names={"test": names})
         if pretrained is not None and pretrained.card is not None:
             card = pretrained.card
             check_belongs(settings, run.origin, card)

@@ -14,6 +14,7 @@ from ..exchange import Exchange
 from ..machine.backends import search_plans
 from ..measures.compute import Interval, wilson_interval
 from ..measures.measures import Measures, figures_text
+from ..measures.outcomes import Outcomes
 from ..measures.table import MEASURES, Measure
 from .objective import SUMS, Precision, classification_sums, figures, stacked
 
@@ -33,6 +34,7 @@ class Evaluation:
     measures: Sequence[Measure] = ()
     values: dict[str, float | None] = field(default_factory=dict)
     further_intervals: Callable[[], dict[str, Interval]] = dict
+    outcomes: Outcomes | None = None  # the answer to each sample, where they were recorded
 
     @property
     def figures(self) -> dict:
@@ -73,6 +75,7 @@ def evaluate(
     confusions: bool = False,
     exchange: Exchange | None = None,
     flip: bool = False,
+    outcomes: Outcomes | None = None,
 ) -> Evaluation | None:
     """Mean loss and accuracy of `model` over `batches`, each sample counted once.
 
@@ -80,7 +83,7 @@ def evaluate(
     `measures` these are measured as well, and with `confusions` the confusion matrix is returned
     even if none of them needs it. With an `exchange` each rank passes its own batches, as many as
     the others, and the counts are of all ranks. With `flip` the inputs are pictures, and a second
-    forward pass of each batch takes their mirror images.
+    forward pass of each batch takes their mirror images. With `outcomes` they record the answers.
     """
     exchange = exchange or Exchange()
     training = model.training
@@ -109,11 +112,15 @@ def evaluate(
                     sums[1] += stacked(classification_sums(loss, log_p, batch.targets), SUMS)
                 if tally is not None:
                     tally.add(logits, batch.targets)
+                if outcomes is not None:
+                    outcomes.add(logits, batch.targets)
     finally:
         model.train(training)
     values = exchange.sum(sums).tolist()
     plain, flipped = (dict(zip(SUMS, row, strict=True)) for row in values)
-    result = Evaluation(**figures(plain), samples=int(plain["samples"]))
+    if outcomes is not None:
+        outcomes.finish()
+    result = Evaluation(**figures(plain), samples=int(plain["samples"]), outcomes=outcomes)
     if measures is not None and tally is not None:
         counts = tally.counts(exchange)
         result = replace(

@@ -56,8 +56,8 @@ class Trainer:
         steps: takes the optimizer steps, and holds the model and all else that they change.
         loader: of the training split.
         plan: how long, and what when.
-        evaluate: () -> Evaluation, or None if `agreed_signal` interrupted it; called at the end of
-            epochs.
+        evaluate: whether this is the run's last one -> Evaluation, or None if `agreed_signal`
+            interrupted it; called at the end of epochs.
         log: writes lines and records.
         saver: where and how often checkpoints are saved.
         agreed_signal: the signal on which all ranks stop.
@@ -74,7 +74,7 @@ class Trainer:
         steps: Steps,
         loader: Loader,
         plan: TrainingPlan,
-        evaluate: Callable[[], Evaluation | None],
+        evaluate: Callable[[bool], Evaluation | None],
         log: TrainingLog,
         saver: Saver,
         agreed_signal: AgreedSignal,
@@ -178,11 +178,11 @@ class Trainer:
             text = f"{split} loss {evaluation.loss:.4f}, {text}"
             self.log.console.say(f"before the first step: {text}")
 
-    def _evaluate(self) -> Evaluation | None:
+    def _evaluate(self, is_last: bool = False) -> Evaluation | None:
         self.enter("evaluating")
         self.steps.strategy.make_equal()
         with self.steps.evaluated_weights():
-            evaluation = self.evaluate()
+            evaluation = self.evaluate(is_last)
         self.times.mark("evaluation")
         return evaluation
 
@@ -283,7 +283,7 @@ class Trainer:
         train, evaluation = figures(self._no_sums() | progress.epoch_sums), None
         self.times.mark("other")
         if plan.eval_every and (finished or round(at["epoch"]) % plan.eval_every == 0):
-            evaluation = self._evaluate()
+            evaluation = self._evaluate(finished)
             if evaluation is None:
                 self._stop()
         progress.ended_step, progress.train = progress.step, train

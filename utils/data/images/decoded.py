@@ -76,6 +76,12 @@ class DecodedSplit:
     def file(self, row: int) -> str:
         return self.path_of(self.origins[row, 0])
 
+    def name(self, sample: int) -> str | None:
+        """The file of a sample; None: the pictures do not lie in files of their own."""
+        if self.path_of is None or self.origins is None:
+            return None
+        return self.file(sample if self.rows is None else int(self.rows[sample]))
+
     def chunks(self, samples: int) -> Iterator[np.ndarray]:
         """The pictures in order, (up to `samples`, height, width, channels) uint8 at a time."""
         for start in range(0, len(self), samples):

@@ -200,6 +200,10 @@ class EncodedSplit:
         file.name = self.pictures.records.describe(row)  # type: ignore[attr-defined]  # as of files
         return file
 
+    def name(self, sample: int) -> str:
+        """The file of a sample, and where it is in a shard."""
+        return self.pictures.records.describe(sample if self.rows is None else self.rows[sample])
+
     def resized(self, size: int) -> EncodedSplit:
         """The same samples, decoded to another size."""
         return replace(self, pictures=replace(self.pictures, size=size))

@@ -132,8 +132,16 @@ class PictureSplit(Protocol):
         """Whether a picture is decoded each time that it is read, for which worker processes
         pay."""
 
+    @property
+    def rows(self) -> np.ndarray | None:
+        """(samples,) int64: where they are in the split that this is a part of; None: all, in
+        order."""
+
     def __len__(self) -> int:
         """Samples."""
+
+    def name(self, sample: int) -> str | None:
+        """For the user; None: it has none."""
 
     def part(self, index: np.ndarray) -> PictureSplit:
         """The samples `index` (n,) int64 of this split, in that order; no picture is copied."""

@@ -38,12 +38,9 @@ def with_notes(data: ImageData, folder: Path, form: Form, skipped: list[str]) ->
         return notes
 
     path = folder / f"notes{VERSION}-{data.fingerprint[:16]}.json"
-    splits = {split: getattr(data, split) for split in ("train", "val", "test")}
-    # The names of the files are not needed any longer.
-    bare = {s: replace(v, path_of=None) for s, v in splits.items() if getattr(v, "path_of", None)}
     first = "; ".join([*skipped[:3], *["..."] * (len(skipped) > 3)])
     left_out = [f"left out by --on_bad skip: {first}"] if skipped else []
-    return replace(data, notes=[*left_out, *kept(path, found)], **bare)
+    return replace(data, notes=[*left_out, *kept(path, found)])
 
 
 def _on_looks(train, form: Form) -> list[str]:

@@ -88,7 +88,8 @@ def load_tokenized(
     folder = Path(cache_dir) / f"text-{_key(source, settings)}"
     cached = open_cache(folder)
     if cached is not None:
-        return replace(cached, source=f"{source.description}, memory-mapped from {folder}")
+        description = f"{source.description}, memory-mapped from {folder}"
+        return replace(cached, source=description, files=source.files)
     texts = source.load()
     train, val = divide(texts, val_fraction, subset, seed)
     if val_fraction and not texts.synthetic:
@@ -110,7 +111,8 @@ def _write_to_cache(folder: Path, data: TokenizedData) -> TokenizedData:
             "--cache_dir"
         )
         return replace(data, notes=[*data.notes, note])
-    return replace(open_cache(folder) or data, source=f"{data.source}, encoded into {folder}")
+    description = f"{data.source}, encoded into {folder}"
+    return replace(open_cache(folder) or data, source=description, files=data.files)
 
 
 def _key(source: TextSource, settings: dict) -> str:
@@ -131,7 +133,7 @@ def _encode_all(
     tokens = {}
     for name, split in splits.items():
         ids = encode(tokenizer, split.texts, MAX_TOKENS, _CALLED[name])
-        tokens[name] = TokenSplit(*ids, split.labels)
+        tokens[name] = TokenSplit(*ids, split.labels, split.lines)
     notes = list(data.notes)
     long = sum(int((split.lengths == MAX_TOKENS).sum()) for split in tokens.values())
     if long:
@@ -152,4 +154,5 @@ def _encode_all(
         synthetic=data.synthetic,
         skipped=data.skipped,
         notes=notes,
+        files=source.files,
     )

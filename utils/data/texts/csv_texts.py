@@ -194,4 +194,4 @@ def sort_classes(labels: list[str]) -> list[str]:
 def to_texts(samples: Samples, classes: list[str], groups: Groups | None = None) -> Texts:
     place = {name: index for index, name in enumerate(classes)}
     labels = np.fromiter((place[label] for label in samples.labels), np.int64, len(samples.labels))
-    return Texts(samples.texts, labels, groups)
+    return Texts(samples.texts, labels, groups, np.array(samples.lines, np.int64))

@@ -38,11 +38,13 @@ TEXT_DATASETS = {
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Texts and their classes; `labels` is (samples,) int64."""
+    """Texts and their classes; `labels` is (samples,) int64, and so is `lines`, where in their file
+    each of them begins, from 1; None: they have no lines."""
 
     texts: list[str]
     labels: np.ndarray
     groups: Groups | None = None
+    lines: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         assert self.labels.shape == (len(self.texts),) and self.labels.dtype == "int64"
@@ -53,7 +55,8 @@ class Texts:
     def part(self, index: np.ndarray) -> Texts:
         """The samples `index` (n,) int64, in that order."""
         groups = self.groups and self.groups.part(index)
-        return Texts([self.texts[i] for i in index], self.labels[index], groups)
+        lines = None if self.lines is None else self.lines[index]
+        return Texts([self.texts[i] for i in index], self.labels[index], groups, lines)
 
 
 @dataclass(frozen=True, eq=False)

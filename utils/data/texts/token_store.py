@@ -1,6 +1,7 @@
 """Data sets as token ids, and the folders in which they are kept.
 
 A folder holds `<split>_tokens.npy`, `<split>_offsets.npy` and `<split>_labels.npy` for each split,
+`<split>_lines.npy` for those whose texts are lines of a file,
 `tokenizer.json`, and `index.json` with the checksums of all other files (`<split>_<array>` or
 "tokenizer" -> SHA-256, hexadecimal) and of itself, so that damage of any kind is noticed when the
 folder is opened.
@@ -9,7 +10,7 @@ folder is opened.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,9 @@ from ..cache_folder import built_folder, write_array
 from .sources import MAX_TOKENS
 from .tokenizer import unknown_id
 
-VERSION = 1  # of a folder's layout
+VERSION = 2  # of a folder's layout
 SPLITS = ("train", "test", "val")
-_ARRAYS = ("tokens", "offsets", "labels")
+_ARRAYS = ("tokens", "offsets", "labels", "lines")
 # What `index.json` holds of TokenizedData.
 _INDEXED = ("name", "classes", "pad_id", "cls_id", "vocab_size", "synthetic", "skipped", "notes")
 
@@ -34,6 +35,7 @@ class TokenSplit:
     tokens: np.ndarray  # (all,) uint16 or int32; may be a read-only memory map
     offsets: np.ndarray  # (samples + 1,) int64
     labels: np.ndarray  # (samples,) int64
+    lines: np.ndarray | None = None  # (samples,) int64, see Texts
 
     def __post_init__(self) -> None:
         assert self.tokens.ndim == 1 and self.tokens.dtype in (np.uint16, np.int32)
@@ -72,6 +74,7 @@ class TokenizedData:
     synthetic: bool
     skipped: int
     notes: list[str]
+    files: Mapping[str, Path] = field(default_factory=dict)  # of the texts, see TextSource
 
     @property
     def splits(self) -> dict[str, TokenSplit]:
@@ -119,12 +122,16 @@ def lines_on_losses(
 def _sums(tokenizer_json: str, splits: dict[str, TokenSplit]) -> dict[str, str]:
     sums = {"tokenizer": hashlib.sha256(tokenizer_json.encode()).hexdigest()}
     for name, split in splits.items():
-        for kind in _ARRAYS:
-            array = getattr(split, kind)
+        for kind, array in _arrays(split).items():
             digest = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array))
             sums[f"{name}_{kind}"] = digest.hexdigest()
     return sums
+
+
+def _arrays(split: TokenSplit) -> dict[str, np.ndarray]:
+    arrays = {kind: getattr(split, kind) for kind in _ARRAYS}
+    return {kind: array for kind, array in arrays.items() if array is not None}
 
 
 def content_fingerprint(
@@ -135,7 +142,8 @@ def content_fingerprint(
 
 
 def _combine(classes: list[str], sums: dict[str, str]) -> str:
-    return hashlib.sha256(json.dumps([classes, sorted(sums.items())]).encode()).hexdigest()
+    content = sorted(item for item in sums.items() if not item[0].endswith("_lines"))
+    return hashlib.sha256(json.dumps([classes, content]).encode()).hexdigest()
 
 
 def open_cache(folder: Path) -> TokenizedData | None:
@@ -150,11 +158,12 @@ def open_cache(folder: Path) -> TokenizedData | None:
         splits = {}
         for name in SPLITS:
             if f"{name}_tokens" in sums:
-                arrays = [
-                    np.load(folder / f"{name}_{kind}.npy", mmap_mode="r", allow_pickle=False)
+                arrays = {
+                    kind: np.load(folder / f"{name}_{kind}.npy", mmap_mode="r", allow_pickle=False)
                     for kind in _ARRAYS
-                ]
-                splits[name] = TokenSplit(*arrays)
+                    if f"{name}_{kind}" in sums
+                }
+                splits[name] = TokenSplit(**arrays)
         if _sums(text, splits) != sums:
             return None
         return TokenizedData(
@@ -176,8 +185,8 @@ def keep(folder: Path, data: TokenizedData) -> None:
     index["sums"] = _sums(data.tokenizer_json, data.splits)
     with built_folder(folder, lambda: open_cache(folder) is not None) as temporary:
         for name, split in data.splits.items():
-            for kind in _ARRAYS:
-                write_array(temporary / f"{name}_{kind}.npy", getattr(split, kind))
+            for kind, array in _arrays(split).items():
+                write_array(temporary / f"{name}_{kind}.npy", array)
         write_synced(temporary / "tokenizer.json", data.tokenizer_json.encode())
         content = {"sum": _index_sum(index), "index": index}
         write_synced(temporary / "index.json", json.dumps(content, indent=1).encode())

@@ -13,7 +13,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -171,6 +171,15 @@ def encode(
             bar.update(len(chunk))
     np.cumsum(offsets, out=offsets)
     return np.concatenate(pieces) if pieces else np.empty(0, dtype), offsets
+
+
+def decoded(tokenizer: Tokenizer, tokens: np.ndarray, offsets: np.ndarray) -> Iterator[str]:
+    """The texts that `encode` has made these of, as far as the tokens tell, without the class
+    token."""
+    for first in range(0, len(offsets) - 1, CHUNK):
+        borders = offsets[first : first + CHUNK + 1]
+        ids = [tokens[start + 1 : end].tolist() for start, end in pairwise(borders)]
+        yield from tokenizer.decode_batch(ids, skip_special_tokens=False)
 
 
 def _find(tokenizer: Tokenizer, names: Sequence[str]) -> int | None:
