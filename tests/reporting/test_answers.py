@@ -36,7 +36,7 @@ def read(path: Path) -> list[list[str]]:
 
 
 def test_a_row_for_each_evaluated_sample(tmp_path):
-    names = SampleNames(["file"], lambda: iter([["a.png"], ["b.png"], ['"c,d.png"']]))
+    names = SampleNames(["file"], lambda: iter([["a.png"], ["b.png"], ["c,d.png"]]))
     write_evaluated(tmp_path / "out.csv", Recorded(), CLASSES, "test", names)
     assert (tmp_path / "out.csv").read_bytes().startswith(b"\xef\xbb\xbf")
     found = read(tmp_path / "out.csv")

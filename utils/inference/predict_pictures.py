@@ -29,7 +29,7 @@ from ..measures.outcomes import answers_of
 from ..plural import counted
 from ..reporting.answers import AnswerTable, table_file
 from ..reporting.console import PLAIN_LINE_SECONDS
-from ..reporting.csv_fields import quoted, safe_path
+from ..reporting.csv_fields import safe_path
 from ..training.evaluation import mean_log_probabilities
 from ..training.objective import Precision
 from ..weights.card import ModelCard
@@ -136,17 +136,17 @@ def predict_images(
                         raise not_a_number(files.paths[row])
                     if names:
                         for name in names[written:row]:
-                            table.without_answer([quoted(name)])
+                            table.without_answer([name])
                         written = row + 1
                     name = names[row] if names else safe_path(files.paths[row])
-                    table.answer([quoted(name)], classes, p)
+                    table.answer([name], classes, p)
                 predicted += len(rows)
             bar.update(done - bar.n)
             if not terminal and time.monotonic() - told >= PLAIN_LINE_SECONDS:
                 told = time.monotonic()
                 say(f"{done:,} of {total:,} pictures")
         for name in names[written:] if names else ():
-            table.without_answer([quoted(name)])
+            table.without_answer([name])
         if not predicted:
             example = f", such as {files.skipped[0]}" if files.skipped else ""
             raise UserError(

@@ -14,7 +14,7 @@ from ..data.texts.token_store import TokenSplit, lines_on_losses
 from ..data.texts.tokenizer import encode, tokenizer_from_json
 from ..measures.outcomes import answers_of
 from ..reporting.answers import AnswerTable, table_file
-from ..reporting.csv_fields import quoted, safe_text
+from ..reporting.csv_fields import safe_text
 from ..tasks.sample_names import ids_of_lines
 from ..training.objective import Precision
 from ..weights.card import TextCard
@@ -71,7 +71,7 @@ def predict_texts(
             )  # fmt: skip
             probabilities = _probabilities(model, loader, precision, before_batch)
             for (line, text), classes, p in zip(chunk, *answers_of(probabilities), strict=True):
-                cells = [str(line), *ids.get(line, no_ids), quoted(safe_text(text or ""))]
+                cells = [str(line), *ids.get(line, no_ids), safe_text(text or "")]
                 if text is None:
                     table.without_answer(cells)
                     continue

@@ -23,14 +23,16 @@ class SampleNames:
 
     Attributes:
         columns: of the table, such as "file".
-        cells: returns an iterator over the samples, in their order: fields for these columns, as
-            `quoted` makes them.
+        cells: returns an iterator over the samples, in their order: texts for these columns, none
+            of them a formula.
         texts: likewise what the model reads of each; None: they are no texts.
+        picture: returns the picture of a sample, (height, width, channels) uint8.
     """
 
     columns: Sequence[str]
     cells: Callable[[], Iterator[Sequence[str]]]
     texts: Callable[[], Iterator[str]] | None = None
+    picture: Callable[[int], np.ndarray] | None = None
 
 
 @contextlib.contextmanager
@@ -75,7 +77,7 @@ class AnswerTable:
         self._file.write(",".join(fields) + "\n")
 
     def without_answer(self, cells: Iterable[str]) -> None:
-        self._write([*cells, *self._blank])
+        self._write([*map(quoted, cells), *self._blank])
 
     def answer(
         self, cells: Iterable[str], order: np.ndarray, p: np.ndarray, further: Iterable[str] = ()
@@ -83,7 +85,7 @@ class AnswerTable:
         """A row.
 
         Args:
-            cells: of the first columns, and `further` of the last, as `quoted` makes them.
+            cells: of the first columns, and `further` of the last.
             order, p: (k,), a sample's row of `answers_of`.
         """
         likeliest, names = int(p.argmax()), self._classes
@@ -93,7 +95,7 @@ class AnswerTable:
         else:
             for place in range(1, len(p)):
                 answers += names[order[place]], f"{p[place]:.6f}"
-        self._write([*cells, *answers, *further])
+        self._write([*map(quoted, cells), *answers, *further])
 
 
 def write_evaluated(
@@ -103,7 +105,7 @@ def write_evaluated(
     cannot be written or read."""
     texts = itertools.repeat([]) if names.texts is None else _fields(names.texts())
     columns = [*names.columns, *(["text"] if names.texts else []), "split", "true"]
-    true = [quoted(safe_text(name)) for name in classes]
+    true = [safe_text(name) for name in classes]
     samples = zip(names.cells(), texts)  # noqa: B905  # `texts` may be endless
     with table_file(path) as file:
         table = AnswerTable(file, classes, columns, ["loss"])
@@ -115,7 +117,7 @@ def write_evaluated(
 
 
 def _fields(texts: Iterator[str]) -> Iterator[list[str]]:
-    return ([quoted(safe_text(text))] for text in texts)
+    return ([safe_text(text)] for text in texts)
 
 
 def write_splits(
@@ -133,4 +135,4 @@ def write_splits(
         file.write(",".join(map(quoted, [*first.columns, "class", "split"])) + "\n")
         for split, (names, labels) in splits.items():
             for cells, label in zip(names.cells(), labels.tolist(), strict=True):
-                file.write(",".join([*cells, named[label], split]) + "\n")
+                file.write(",".join([*map(quoted, cells), named[label], split]) + "\n")

@@ -93,6 +93,7 @@ class RunFolder:
         self.tensorboard = self.path / "tensorboard"
         self.report = self.path / REPORT
         self.evaluated = self.path / EVALUATED
+        self.page = self.path / "report.html"
         self.splits = self.path / "splits.csv"
         self.trace = self.path / "trace.json.gz"
         self.checkpoints = self.path / "checkpoints"

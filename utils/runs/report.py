@@ -19,6 +19,7 @@ from ..reporting.classes import draw_mean_lambda, summary_lines, write_class_rep
 from ..reporting.console import duration, epoch_text
 from ..reporting.metrics import to_json
 from ..reporting.plots import draw_curves, save_figure
+from ..reporting.run_page import write_run_page
 from ..tasks.task import Task
 from ..training.evaluation import Evaluation
 from ..training.memory import peak_memory
@@ -65,10 +66,9 @@ class Report:
         if not settings.final_test:
             self._write(status)
             evaluation = self._evaluated()
-            split = self.trainer.plan.eval_split
-            report_samples(evaluation, self.ready.task, split, self.folder.evaluated, self.run)
+            page = self._write_page(evaluation, self.trainer.plan.eval_split)
             text = evaluation.in_words(evaluation.intervals())
-            self.say(f"validation {text}, after {self._time_text()}: {self.folder.path}")
+            self.say(f"validation {text}, after {self._time_text()}: {page}")
             return
         test = self._measure_last()
         best = self._measure_best(test)
@@ -77,7 +77,6 @@ class Report:
         if settings.report:
             leads = self.run.leads
             report_classes(model, self.classes, self.folder.report, self.say, writes=leads)
-        report_samples(model, self.ready.task, "test", self.folder.evaluated, self.run)
         which = "best" if uses_best else "average" if settings.ema_decay else "last"
         further = _prefixed("flip_test", test.flip_figures) | {
             "model_weights": which,
@@ -91,6 +90,7 @@ class Report:
         self._write(status, test.figures, further)
         if settings.flip_test:
             self.say(flip_text(test))
+        page = self._write_page(model, "test")
         finite = model.loss is not None and math.isfinite(model.loss)
         note = "" if finite else " (the loss is not finite)"
         if best is not None and progress.best_step != progress.step:
@@ -100,8 +100,23 @@ class Report:
             note += f" with {mine} ({theirs}: {other.accuracy:.2f} %)"
         self.say(
             f"test {model.in_words(intervals)} on {counted(model.samples, 'sample')}{note}, "
-            f"after {self._time_text()}: {self.folder.path}"
+            f"after {self._time_text()}: {page}"
         )
+
+    def _write_page(self, evaluation: Evaluation, split: str) -> Path:
+        """Writes evaluated.csv and report.html; returns the page, or the run's folder if it is not
+        written, of which a line tells. A failure costs no more than that."""
+        folder, task, outcomes = self.folder.path, self.ready.task, evaluation.outcomes
+        report_samples(evaluation, task, split, self.folder.evaluated, self.run)
+        if outcomes is None or outcomes.failure or not self.run.leads:
+            return folder
+        title = f"{self.run.model_name} on {self.run.data_name}"
+        try:
+            write_run_page(folder, title, self.classes, outcomes, task.names[split])
+        except (OSError, UserError) as error:
+            self.say(f"{self.folder.page} is not written: {error}")
+            return folder
+        return self.folder.page
 
     def _measure_last(self) -> Evaluation:
         """Of the last weights, or of their moving average."""

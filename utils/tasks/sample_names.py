@@ -1,7 +1,9 @@
 """What tells a user which samples a split has: files, or lines of a table."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from ..data.images.image_data import PictureSplit
 from ..data.texts.columns import find_column
@@ -10,23 +12,24 @@ from ..data.texts.token_store import TokenSplit
 from ..data.texts.tokenizer import decoded, tokenizer_from_json
 from ..errors import UserError
 from ..reporting.answers import SampleNames
-from ..reporting.csv_fields import quoted, safe_path, safe_text
+from ..reporting.csv_fields import safe_path, safe_text
 
 
 def picture_names(split: PictureSplit) -> SampleNames:
     """By files; pictures that do not lie in files of their own by their numbers, from 0."""
+    rows = range(len(split)) if split.rows is None else split.rows
+
+    def picture(sample: int) -> np.ndarray:
+        return split.picture(int(rows[sample]))
+
     if not len(split) or split.name(0) is None:
-        return numbers(split.rows if split.rows is not None else range(len(split)))
+        return SampleNames(["number"], lambda: ([str(row)] for row in rows), picture=picture)
 
     def cells() -> Iterator[list[str]]:
         for sample in range(len(split)):
-            yield [quoted(safe_path(str(split.name(sample))))]
+            yield [safe_path(str(split.name(sample)))]
 
-    return SampleNames(["file"], cells)
-
-
-def numbers(samples: Iterable[int]) -> SampleNames:
-    return SampleNames(["number"], lambda: ([str(sample)] for sample in samples))
+    return SampleNames(["file"], cells, picture=picture)
 
 
 def text_names(
@@ -48,9 +51,8 @@ def text_names(
         return decoded(tokenizer_from_json(tokenizer), split.tokens, split.offsets)
 
     if split.lines is None or path is None:
-        plain = numbers(range(len(split)))
-        return SampleNames(plain.columns, plain.cells, texts)
-    file = quoted(safe_path(str(path)))
+        return SampleNames(["number"], lambda: ([str(i)] for i in range(len(split))), texts)
+    file = safe_path(str(path))
 
     def cells() -> Iterator[list[str]]:
         ids, missing = ids_of_lines(path, id_columns, encoding), [""] * len(id_columns)
@@ -61,7 +63,7 @@ def text_names(
 
 
 def ids_of_lines(path: Path, columns: Sequence[str], encoding: str | None) -> dict[int, list[str]]:
-    """The cells in these columns, as `quoted` makes them, of each line at which a row begins.
+    """The cells in these columns, none of them a formula, of each line at which a row begins.
 
     Raises:
         UserError: the file cannot be read, or does not have these columns.
@@ -74,7 +76,7 @@ def ids_of_lines(path: Path, columns: Sequence[str], encoding: str | None) -> di
     names = table.names or [(cell or "").strip() for cell in table.rows[0].cells]
     places = [find_column(table, names, column, "--id_columns") for column in columns]
     return {
-        row.line: [quoted(safe_text(row.cells[place] or "")) for place in places]
+        row.line: [safe_text(row.cells[place] or "") for place in places]
         for row in table.rows
         if row.problem is None
     }

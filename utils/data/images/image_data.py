@@ -140,6 +140,9 @@ class PictureSplit(Protocol):
     def __len__(self) -> int:
         """Samples."""
 
+    def picture(self, row: int) -> np.ndarray:
+        """(height, width, channels) uint8; `row` as in `rows`."""
+
     def name(self, sample: int) -> str | None:
         """For the user; None: it has none."""
 

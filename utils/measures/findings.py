@@ -1,0 +1,74 @@
+"""What stands out among the answers to a split: how often, how surely, and which are wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .outcomes import Outcomes
+
+BINS = 10  # of confidence
+MOST_IN_MATRIX = 2000  # classes; a matrix of more would take more than 32 MB
+
+
+@dataclass(frozen=True, eq=False)
+class Mistake:
+    """A sample that was classified wrongly.
+
+    Attributes:
+        sample: its index in the split.
+        true, predicted: classes.
+        probability: of the predicted class.
+    """
+
+    sample: int
+    true: int
+    predicted: int
+    probability: float
+    loss: float
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """
+    Attributes:
+        matrix: (classes, classes) int64, a row for each true class and a column for each predicted
+            one; None for more than MOST_IN_MATRIX.
+        bins: (3, BINS) by the probability of the predicted class: samples, correct ones, and the
+            sum of these probabilities.
+        mistakes: those with the largest loss, the largest first.
+    """
+
+    matrix: np.ndarray | None
+    bins: np.ndarray
+    mistakes: list[Mistake]
+
+
+def find(outcomes: Outcomes, most: int) -> Findings:
+    """Reads the answers once. `most`: mistakes that are kept. Raises OSError."""
+    classes = outcomes.classes
+    cells = np.zeros(classes**2, np.int64) if classes <= MOST_IN_MATRIX else None
+    bins, mistakes, start = np.zeros((3, BINS)), list[Mistake](), 0
+    for targets, losses, order, p in outcomes.chunks():
+        likeliest = p.argmax(1)[:, None]
+        predicted = np.take_along_axis(order, likeliest, 1)[:, 0]
+        sure = np.take_along_axis(p, likeliest, 1)[:, 0].astype(float)
+        right = predicted == targets
+        if cells is not None:
+            cells += np.bincount(targets * classes + predicted, minlength=len(cells))
+        place = np.nan_to_num(sure * BINS).astype(int).clip(0, BINS - 1)
+        for row, weights in zip(bins, (None, right, sure), strict=True):
+            row += np.bincount(place, weights, BINS)
+        losses, wrong = np.nan_to_num(losses, nan=np.inf, posinf=np.inf), np.flatnonzero(~right)
+        for row in wrong[np.argsort(-losses[wrong], kind="stable")[:most]].tolist():
+            mistakes.append(
+                Mistake(
+                    start + row, int(targets[row]), int(predicted[row]), float(sure[row]),
+                    float(losses[row]),
+                )
+            )  # fmt: skip
+        mistakes = sorted(mistakes, key=lambda found: -found.loss)[:most]
+        start += len(targets)
+    matrix = None if cells is None else cells.reshape(classes, classes)
+    return Findings(matrix, bins, mistakes)

@@ -1,0 +1,320 @@
+"""report.html: what a run has found, in one file that needs no network."""
+
+import base64
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+
+from ..machine.packages import is_installed
+from ..measures.findings import Findings, find
+from ..measures.outcomes import Outcomes
+from ..measures.table import MEASURES, measure_of
+from ..plural import counted
+from .answers import SampleNames
+from .classes import CLASSES_WITH_NUMBERS, class_scores
+from .console import duration
+from .page import COLOURS, plot, write_page
+from .recorded import RecordedRun, read_runs
+
+SHOWN = 24  # mistakes
+SIDE = 128  # pixels of the longer side of a picture
+LISTED = 200  # classes in the table of classes, the worst ones of more
+CONFUSIONS = 12  # of many classes, the most frequent ones
+LONGEST = 600  # characters of a text
+# In the order in which they are told; names of phases in `time_share`.
+PHASES = {
+    "forward_backward": "forward and backward", "optimizer": "optimizer",
+    "data": "waiting for data",
+    "evaluation": "evaluation", "checkpoint": "checkpoints", "other": "other",
+}  # fmt: skip
+SPLITS = {"test": "test", "val": "validation", "train": "training"}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A sample on the page.
+
+    Attributes:
+        name: the end of its path and its line, or its number.
+        path: of its file; None: it is in none of its own.
+        text: what the model reads; None: it is a picture.
+        picture: (height, width, channels) uint8; None: it cannot be shown.
+    """
+
+    name: str
+    path: str | None = None
+    text: str | None = None
+    picture: np.ndarray | None = None
+
+
+def _shown(findings: Findings, names: SampleNames) -> list[Shown]:
+    """The samples of the mistakes, in their order."""
+    wanted = {mistake.sample for mistake in findings.mistakes}
+    cells = {place: found for place, found in enumerate(names.cells()) if place in wanted}
+    texts = enumerate(names.texts()) if names.texts else ()
+    text = {place: found for place, found in texts if place in wanted}
+    shown = []
+    for mistake in findings.mistakes:
+        sample = mistake.sample
+        what = dict(zip(names.columns, cells[sample], strict=True))
+        told = [os.sep.join(Path(what["file"]).parts[-2:])] if "file" in what else []
+        told += [f"{name} {value}" for name, value in what.items() if name != "file"]
+        picture = names.picture(sample) if names.picture else None
+        shown.append(Shown(", ".join(told), what.get("file"), text.get(sample), picture))
+    return shown
+
+
+def write_run_page(
+    folder: Path, title: str, classes: Sequence[str], outcomes: Outcomes, names: SampleNames
+) -> None:
+    """Writes report.html into the folder of a run, whose summary, metrics and log are there.
+
+    Args:
+        outcomes: of the split that the run was measured on, and `names` of its samples.
+
+    Raises:
+        OSError: a file cannot be read or written.
+        UserError: likewise.
+    """
+    (run,) = read_runs([folder])
+    drawn = is_installed("matplotlib")
+    findings = find(outcomes, SHOWN)
+    mistakes = _mistakes(findings, _shown(findings, names), classes, folder)
+    context = {
+        "title": title,
+        "result": _result(run, "picture" if names.picture else "text"),
+        "baseline": run.summary.get("baseline"),
+        "mistakes": mistakes,
+        "pictures": names.picture is not None,
+        "matrix": _matrix(findings.matrix, classes),
+        "confusions": _confusions(findings.matrix, classes),
+        "classes": _classes(findings.matrix, classes),
+        "curves": _curves(run) if drawn else [],
+        "calibration": _calibration(findings.bins) if drawn else None,
+        "phases": _phases(run),
+        "notes": _notes(folder / "log.txt"),
+        "settings": [
+            (name, value, origin)
+            for name, (value, origin) in run.settings.items()
+            if origin not in ("default", "") and name not in ("output", "config")
+        ],
+        "script": run.setting("script"),
+        "folder": str(folder),
+        "facts": _facts(run),
+    }
+    write_page(folder / "report.html", "report.html", **context)
+
+
+# ---- the result ---------------------------------------------------------------------------------
+
+
+def _figure(name: str, value: float | None) -> str:
+    measure = measure_of(name)
+    if value is None:
+        return "undefined"
+    return f"{value:.2f} %" if measure.percent else f"{value:.3f}"
+
+
+def _result(run: RecordedRun, kind: str) -> dict:
+    """Of the run's model: what it was measured on, its measures and their intervals.
+
+    Args:
+        kind: a noun for a sample.
+    """
+    found, rows = run.result, []
+    names = [name for name in found if name in MEASURES or name.startswith("top")]
+    for name in sorted(names, key=lambda name: (name != "accuracy", name == "loss")):
+        interval, digits = run.interval(name), 1 if measure_of(name).percent else 3
+        ends = "" if not interval else f"{interval[0]:.{digits}f} to {interval[1]:.{digits}f}"
+        rows.append((measure_of(name).title, _figure(name, found[name]), ends))
+    return {
+        "rows": rows,
+        "samples": counted(found["samples"], f"{SPLITS[found['split']]} {kind}"),
+        "accuracy": _figure("accuracy", found["accuracy"]),
+        "interval": next(ends for title, _, ends in rows if title == "accuracy"),
+    }
+
+
+def _facts(run: RecordedRun) -> list[tuple[str, str]]:
+    summary = run.summary
+    weights = {
+        "best": "the best on the validation split", "last": "the last",
+        "average": "the moving average",
+    }.get(summary.get("model_weights", ""), "the last")  # fmt: skip
+    speed = summary.get("samples_per_second")
+    facts = {
+        "weights": f"{weights}, of step {summary.get('model_step', summary['steps']):,}",
+        "trained on": f"{summary['train_samples']:,} samples of {summary['classes']:,} classes",
+        "length": f"{summary['epochs']:.3g} epochs, {counted(summary['steps'], 'step')} of "
+        f"{counted(summary['global_batch_size'], 'sample')}",
+        "time": f"{duration(summary['seconds_training'])} of training, "
+        f"{duration(summary['seconds_total'])} in all"
+        + (f"; {speed:,.0f} samples a second" if speed else ""),
+        "on": f"{summary['device']}, {summary['precision']}, "
+        f"{counted(summary['world_size'], 'process')}",
+    }
+    return [*facts.items()]
+
+
+# ---- mistakes -----------------------------------------------------------------------------------
+
+
+def _mistakes(
+    findings: Findings, shown: Sequence[Shown], classes: Sequence[str], folder: Path
+) -> list[dict]:
+    rows = []
+    for mistake, sample in zip(findings.mistakes, shown, strict=True):
+        link = None
+        if sample.path is not None and os.path.exists(sample.path):
+            # Relative, so that the folders may be moved together.
+            link = quote(
+                os.fsencode(os.path.relpath(os.path.realpath(sample.path), folder.resolve()))
+            )
+        text = sample.text
+        if text is not None and len(text) > LONGEST:
+            text = f"{text[:LONGEST]} …"
+        rows.append({
+            "name": sample.name, "link": link, "text": text,
+            "picture": None if sample.picture is None else data_address(sample.picture),
+            "true": classes[mistake.true], "predicted": classes[mistake.predicted],
+            "sure": f"{100 * mistake.probability:.1f} %",
+        })  # fmt: skip
+    return rows
+
+
+def data_address(picture: np.ndarray) -> str:
+    """A data: address of the picture, (height, width, channels) uint8, as JPEG, or as PNG if it is
+    small."""
+    from PIL import Image
+
+    image = Image.fromarray(picture[..., 0] if picture.shape[-1] == 1 else picture)
+    image.thumbnail((SIDE, SIDE))
+    kind = "png" if max(picture.shape[:2]) <= 40 else "jpeg"
+    content = io.BytesIO()
+    image.save(content, kind, quality=85)
+    return f"data:image/{kind};base64,{base64.b64encode(content.getvalue()).decode()}"
+
+
+# ---- classes ------------------------------------------------------------------------------------
+
+
+def _matrix(matrix: np.ndarray | None, classes: Sequence[str]) -> list[dict] | None:
+    """The rows of the confusion matrix; None: there are too many classes."""
+    if matrix is None or len(classes) > CLASSES_WITH_NUMBERS:
+        return None
+    rows = []
+    for name, row in zip(classes, matrix.tolist(), strict=True):
+        total = sum(row) or 1
+        cells = [{"count": count, "part": round(0.62 * count / total, 3)} for count in row]
+        rows.append({"name": name, "cells": cells})
+    return rows
+
+
+def _confusions(matrix: np.ndarray | None, classes: Sequence[str]) -> list[tuple[str, str, int]]:
+    """(true, predicted, times) of the most frequent ones."""
+    if matrix is None:
+        return []
+    wrong = matrix - np.diag(matrix.diagonal())
+    pairs = np.argsort(-wrong, axis=None, kind="stable")[:CONFUSIONS]
+    places = zip(*np.unravel_index(pairs, wrong.shape), strict=True)
+    return [(classes[i], classes[j], int(wrong[i, j])) for i, j in places if wrong[i, j]]
+
+
+def _classes(matrix: np.ndarray | None, classes: Sequence[str]) -> list[tuple[str, ...]]:
+    """Name, samples, recall, precision and F1 of each class, the worst ones first."""
+    if matrix is None:
+        return []
+    scores = class_scores(matrix)
+    order = np.argsort(np.nan_to_num(scores["f1"], nan=2), kind="stable")[:LISTED]
+
+    def told(key: str, label: int) -> str:
+        value = scores[key][label]
+        return "–" if np.isnan(value) else f"{value:.3f}"
+
+    return [
+        (
+            classes[i],
+            f"{scores['samples'][i]:,}",
+            *(told(k, i) for k in ("recall", "precision", "f1")),
+        )
+        for i in order.tolist()
+    ]
+
+
+# ---- plots --------------------------------------------------------------------------------------
+
+
+def _curves(run: RecordedRun) -> list[tuple[str, list[tuple[str, str]], str]]:
+    """(title, [(name, colour) of each line], <svg>) of loss, accuracy and learning rate."""
+    of_training = [r for r in run.records if r.get("split") == "train"]
+    train = [r for r in of_training if r.get("average_over") == "epoch"]
+    mixed = any("accuracy_weighted" in r for r in train)
+    evaluated = run.evaluations
+    split = evaluated[0]["split"] if evaluated else "test"
+    plots = []
+    for key, title in (("loss", "loss"), ("accuracy", "accuracy, %")):
+        weighted = mixed and key == "accuracy"
+        name = "training (weighted by lambda)" if weighted else "training"
+        lines = [
+            (name, 0, train, "accuracy_weighted" if weighted else key),
+            (SPLITS[split], 1, evaluated, key),
+        ]
+        plots.append((title, *_lines(lines, title)))
+    steps = [r for r in of_training if r.get("average_over") == "steps"] or train
+    plots.append(("learning rate", *_lines([("learning rate", 4, steps, "lr")], "learning rate")))
+    return [one for one in plots if one[1]]
+
+
+def _lines(
+    lines: Sequence[tuple[str, int, list[dict], str]], title: str
+) -> tuple[list[tuple[str, str]], str]:
+    drawn = []
+    for name, number, records, key in lines:
+        known = [r for r in records if r.get(key) is not None]
+        if known:
+            drawn.append((name, number, [r["epoch"] for r in known], [r[key] for r in known]))
+    legend = [(f"{name} {y[-1]:.4g}", COLOURS[number]) for name, number, _, y in drawn]
+    if not drawn:
+        return [], ""
+    return legend, plot([one[1:] for one in drawn], "epoch", title)
+
+
+def _calibration(bins: np.ndarray) -> dict:
+    """How often predictions of each confidence are right."""
+    samples, correct, confidence = bins
+    there = samples > 0
+    error = 100 * float(np.abs(correct - confidence).sum() / max(1, samples.sum()))
+    x, y = 100 * confidence[there] / samples[there], 100 * correct[there] / samples[there]
+    lines = [(7, [0.0, 100.0], [0.0, 100.0]), (0, x.tolist(), y.tolist())]
+    sure = 100 * float(confidence.sum() / max(1, samples.sum()))
+    right = 100 * float(correct.sum() / max(1, samples.sum()))
+    svg = plot(lines, "probability of the predicted class, %", "calibration")
+    return {"svg": svg, "error": f"{error:.1f}", "sure": f"{sure:.1f}", "right": f"{right:.1f}"}
+
+
+# ---- where the time went, what was said ---------------------------------------------------------
+
+
+def _phases(run: RecordedRun) -> list[tuple[str, str, float]]:
+    """(name, per cent in words, per cent) of the phases of the time, of all epochs."""
+    shares = [r["time_share"] for r in run.records if r.get("time_share")]
+    if not shares:
+        return []
+    means = {p: 100 * sum(s.get(p) or 0 for s in shares) / len(shares) for p in PHASES}
+    return [(PHASES[p], f"{value:.1f} %", round(value, 1)) for p, value in means.items()]
+
+
+def _notes(log: Path) -> list[str]:
+    """Lines of the log that ask for attention, without their times."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    told = [line.split(" ", 2)[-1] for line in lines]
+    asks = [line for line in told if line.startswith("note: ") or "% of the time: " in line]
+    return list(dict.fromkeys(line.removeprefix("note: ") for line in asks))
