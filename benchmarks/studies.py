@@ -4,21 +4,13 @@ import argparse
 import contextlib
 import hashlib
 import json
-import math
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from utils.errors import UserError
 from utils.files import reason, replace_file
-
-# Student's t for a two-sided interval of 95 %, by degrees of freedom; for other numbers of these
-# that of the next lower one.
-T95 = {
-    1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262,
-    10: 2.228, 12: 2.179, 14: 2.145, 16: 2.120, 19: 2.093, 24: 2.064, 29: 2.045, 59: 2.001,
-}  # fmt: skip
+from utils.measures.compute import paired as paired  # for the studies
 
 
 def parser(name: str, description: str, jobs: bool = True) -> argparse.ArgumentParser:
@@ -76,15 +68,6 @@ def read_records(path: Path) -> list[dict]:
 def last_line(text: str) -> str:
     """The last line of what a failed process wrote to stderr, which tells the reason."""
     return (text.strip().splitlines() or ["no message"])[-1].removeprefix("error: ")
-
-
-def paired(one: list[float], other: list[float]) -> dict:
-    """Mean of the differences seed by seed, and half the width of its 95 % interval (Student)."""
-    differences = [a - b for a, b in zip(one, other, strict=True)]
-    n = len(differences)
-    t = T95[max(freedom for freedom in T95 if freedom <= n - 1)]
-    half = t * statistics.stdev(differences) / math.sqrt(n)
-    return {"mean": statistics.mean(differences), "half": half, "seeds": n}
 
 
 def markdown(head: list[str], rows: Iterable[list[str]], left: int = 1) -> str:

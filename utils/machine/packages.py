@@ -35,6 +35,7 @@ NEEDED = (
     Package("tqdm", "tqdm", "the progress bar"),
     Package("tokenizers", "tokenizers", "texts"),
     Package("timm", "timm", "the networks of vit_test.py"),
+    Package("jinja2", "jinja2", "pages, as compare.html"),
 )
 OPTIONAL = (
     Package("matplotlib", "matplotlib", "plots"),

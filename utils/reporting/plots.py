@@ -126,7 +126,7 @@ def _draw_figure(axis, records: list[dict], key: str, best: float | None) -> Non
         axis.plot(x, y, color=COLOURS["train"], ls="--", lw=1, label=label)
     axis.set_title("loss" if key == "loss" else "accuracy (%)")
     if key == "loss":
-        _limit_loss(axis, windows, ends)
+        limit_loss(axis, windows, ends)
         for line in axis.lines:  # a single point may overlap the panel's edge, but not lie outside
             if not line.get_clip_on() and max(line.get_ydata()) > axis.get_ylim()[1]:
                 line.set_clip_on(True)
@@ -136,7 +136,7 @@ def _draw_figure(axis, records: list[dict], key: str, best: float | None) -> Non
         _say(axis, "no finite figures")
 
 
-def _limit_loss(axis, windows, ends) -> None:
+def limit_loss(axis, windows, ends) -> None:
     """Cuts off high values that would flatten the rest of the curves, and notes how many.
 
     The limit is three times the 75th percentile of the epochs' values (with fewer than four of
