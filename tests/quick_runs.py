@@ -14,11 +14,16 @@ from utils.training.objective import Classification
 
 def quick(patch: pytest.MonkeyPatch) -> None:
     """Cuts the time of a run to a third: the built-in data sets have up to 600 samples to train on
-    and 100 to test on, and curves.png is empty (tests/reporting/test_plots.py draws it)."""
+    and 100 to test on, and curves.png and report.html are empty (tests/reporting/test_plots.py and
+    test_run_page.py have whole ones)."""
     for data, classes in ((shapes, 10), (headlines, 4)):
         patch.setattr(data, "TRAIN_PER_CLASS", 600 // classes)
         patch.setattr(data, "TEST_PER_CLASS", 100 // classes)
     patch.setattr("utils.runs.report.draw_curves", lambda records, path, *_: path.write_bytes(b""))
+    patch.setattr(
+        "utils.runs.report.write_run_page",
+        lambda folder, *_: (folder / "report.html").write_bytes(b""),
+    )
 
 
 @contextlib.contextmanager

@@ -4,11 +4,11 @@ import json
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from pages import Page
 from quick_runs import handlers_put_back, quick
 from scipy.stats import ttest_rel
 
@@ -19,7 +19,6 @@ from utils.reporting.page import COLOURS
 from utils.reporting.recorded import read_runs
 
 ROOT = Path(__file__).parents[2]
-VOID = {"meta", "link", "br", "img", "hr", "input"}
 
 
 def write_run(
@@ -249,34 +248,6 @@ def test_a_missing_folder_is_told(tmp_path, run):
 
 
 # ---- the page ---------------------------------------------------------------------------------
-
-
-class Page(HTMLParser):
-    """The elements of a page, with their text; asserts that each is closed."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.open, self.elements = [], []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append([tag, dict(attrs), ""])
-        if tag not in VOID:
-            self.open.append(self.elements[-1])
-
-    def handle_startendtag(self, tag, attrs):
-        self.elements.append([tag, dict(attrs), ""])
-
-    def handle_endtag(self, tag):
-        assert self.open.pop()[0] == tag
-
-    def handle_data(self, data):
-        if self.open:
-            self.open[-1][2] += data
-
-    def of(self, tag: str) -> list[tuple[dict, str]]:
-        return [(attrs, text.strip()) for name, attrs, text in self.elements if name == tag]
 
 
 @pytest.fixture(scope="module")

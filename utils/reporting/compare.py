@@ -14,8 +14,7 @@ from ..measures.compute import paired
 from ..measures.table import MEASURES, Measure, is_known, measure_of
 from ..plural import counted
 from .console import aligned, duration, print_line
-from .page import COLOURS, DASHES, to_svg, write_page
-from .plots import limit_loss
+from .page import COLOURS, DASHES, plot, write_page
 from .recorded import RecordedRun, read_runs
 
 # Runs that differ in nothing but these repeat each other.
@@ -152,24 +151,9 @@ def draw_curves(groups: Groups, measure: Measure) -> dict[str, list[tuple[str, s
 
 def _plot(curves: list[tuple[int, dict, list]], by: str, title: str) -> str:
     """An <svg> of (number of the series, {axis: x, empty if unknown}, y)."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4, 2.9))
-    axis = figure.add_axes((0.13, 0.16, 0.82, 0.82))
     shown = [(number, x[by], y) for number, x, y in reversed(curves) if x[by]]  # best on top
-    for number, x, y in shown:
-        dashes = (0, [float(length) for length in DASHES[number].split()])
-        style = {"color": COLOURS[number], "ls": dashes, "lw": 1.4}
-        axis.plot(x, y, marker=".", ms=6, markevery=[-1], **style)
-    if "loss" in title:
-        limit_loss(axis, ([], []), dict(enumerate(curve[1:] for curve in shown)))
     known = f"{by}, known of {len(shown)} of {len(curves)} runs"
-    axis.set(xlabel=by if len(shown) == len(curves) else known, facecolor="none")
-    axis.set_xlim(left=0)
-    axis.spines[:].set_visible(False)
-    axis.grid(axis="y", color="#85858566", lw=0.6)
-    axis.tick_params(length=0)
-    return to_svg(figure, title)
+    return plot(shown, by if len(shown) == len(curves) else known, title)
 
 
 def compare(given: Sequence[Path], page: Path) -> None:

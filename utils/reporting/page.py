@@ -2,10 +2,12 @@
 
 import io
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import UserError
 from ..files import written_aside
+from .plots import limit_loss
 
 # Colours, seen on white and on black, and dashes of the lines of a plot: one of each for a series,
 # the last ones for all after the seventh.
@@ -26,6 +28,27 @@ def write_page(path: Path, template: str, **context) -> None:
     page = environment.get_template(template).render(mark=mark, **context)
     with written_aside(path) as aside:  # names of files may have surrogates
         aside.write_bytes(page.encode("utf-8", "backslashreplace"))
+
+
+def plot(lines: Sequence[tuple[int, list, list]], axis_name: str, title: str) -> str:
+    """An <svg> of lines, each (number of its colour and dashes, x, y); of a loss, by the title,
+    without the highest values."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4, 2.9))
+    axis = figure.add_axes((0.13, 0.16, 0.82, 0.82))
+    for number, x, y in lines:
+        dashes = (0, [float(length) for length in DASHES[number].split()])
+        style = {"color": COLOURS[number], "ls": dashes, "lw": 1.4}
+        axis.plot(x, y, marker=".", ms=6, markevery=[-1], **style)
+    if "loss" in title:
+        limit_loss(axis, ([], []), dict(enumerate(line[1:] for line in lines)))
+    axis.set(xlabel=axis_name, facecolor="none")
+    axis.set_xlim(left=0)
+    axis.spines[:].set_visible(False)
+    axis.grid(axis="y", color="#85858566", lw=0.6)
+    axis.tick_params(length=0)
+    return to_svg(figure, title)
 
 
 def to_svg(figure, salt: str) -> str:
