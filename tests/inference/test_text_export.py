@@ -69,9 +69,9 @@ def test_the_program_answers_as_predict_does(tmp_path, monkeypatch, capsys, make
         model, card, Path("new.txt"), TextRequest(Path(), clean=card.clean), output_csv="out.csv",
         batch_size=2, precision=Precision("fp32", CPU),
     )  # fmt: skip
-    with open("out.csv", newline="") as file:
+    with open("out.csv", newline="", encoding="utf-8-sig") as file:
         answers = list(csv.DictReader(file))
-    assert [answer["class"] for answer in answers] == [name for name, _ in said]
+    assert [answer["predicted"] for answer in answers] == [name for name, _ in said]
     for answer, (name, probability) in zip(answers, said, strict=True):
-        assert float(probability) == pytest.approx(float(answer[name]), abs=2e-6)
+        assert float(probability) == pytest.approx(float(answer[f"p_{name}"]), abs=2e-6)
     assert len({probability for _, probability in said}) == len(TEXTS)

@@ -37,7 +37,7 @@ def write_run(
     lines = ["# resnet50_test.py"]
     for name, value in (values | settings).items():
         origin = "command line" if name in settings else "default"
-        lines.append(f"{name}: {'null' if value is None else value}  # {origin}")
+        lines.append(f"{name}: {'null' if value is None else str(value).lower()}  # {origin}")
     lines.append("# output: runs/x  # command line")
     (folder / "config.yaml").write_text("\n".join(lines) + "\n", encoding="utf-8")
     records = []
@@ -125,6 +125,17 @@ def test_a_difference_may_be_chance_and_needs_two_seeds(tmp_path, run):
 
 
 @pytest.mark.usefixtures("without_curves")
+def test_of_errors_less_is_better(tmp_path, run):
+    for seed in range(3):
+        for name, error in (("a", 0.1), ("b", 0.2 + seed / 100)):
+            further = {"test_calibration_error": error}
+            write_run(tmp_path / f"{name}{seed}", seed=seed, further=further, decay=ord(name))
+    _, lines, _ = run(*tmp_path.glob("[ab]?"))
+    cells = row(lines, "a", "b", "calibration error")
+    assert cells[3].startswith("-0.110 (") and cells[-1] == "better"
+
+
+@pytest.mark.usefixtures("without_curves")
 def test_intervals_are_the_runs_own_or_wilsons(tmp_path, run):
     further = {"test_f1_macro": 0.61, "model_test_intervals": {"f1_macro": [0.5, 0.7]}}
     write_run(tmp_path / "run", 90.0, further=further)
@@ -170,7 +181,7 @@ def test_results_on_other_data_or_splits_are_not_comparable(tmp_path, run):
         write_run(tmp_path / f"a{seed}", seed=seed)
         write_run(tmp_path / f"b{seed}", seed=seed, data_dir="/mnt/data", lr=0.3)
         write_run(tmp_path / f"c{seed}", seed=seed, data_dir="pictures", lr=0.4)
-        write_run(tmp_path / f"d{seed}", seed=seed, measured="val", lr=0.5)
+        write_run(tmp_path / f"d{seed}", seed=seed, measured="val", lr=0.5, test_file=None)
     _, lines, _ = run(*tmp_path.glob("[ab]?"))
     assert not any("comparable" in line for line in lines)
     assert row(lines, "a", "b")[4] == "2"
@@ -193,6 +204,16 @@ def test_settings_without_consequence_are_no_difference(tmp_path, run):
     assert re.split(r" {2,}", head) == ["runs", "seeds", "mean accuracy", "lr"]
     assert row(lines, "a and 1 other run", "2")[3] == "0.1 (default)"
     assert row(lines, "c", "1", "90.00 %")[3] == "not set (command line)"
+
+
+@pytest.mark.usefixtures("without_curves")
+def test_many_settings_of_few_runs_stand_below_each_other(tmp_path, run):
+    write_run(tmp_path / "a", alpha=1, beta=2, gamma=True)
+    write_run(tmp_path / "b", alpha=3, beta=4, gamma=False)
+    _, lines, _ = run(tmp_path / "a", tmp_path / "b")
+    assert row(lines, "runs") == ["runs", "a", "b"]
+    assert row(lines, "beta") == ["beta", "2 (command line)", "4 (command line)"]
+    assert row(lines, "gamma") == ["gamma", "on (command line)", "off (command line)"]
 
 
 def test_minutes_are_those_of_the_log_lines(tmp_path):
@@ -266,7 +287,7 @@ def page(tmp_path_factory) -> str:
 def test_names_are_escaped(page):
     parsed = Page(page)
     assert parsed.of("script") == parsed.of("i") == []
-    headings = [text for attrs, text in parsed.of("th") if attrs.get("scope") == "row"]
+    headings = [text for _, text in parsed.of("div")]
     assert {"<script>alert(0)", "b & c1"} <= {*headings}
     assert "<i> (command line)" in [text for _, text in parsed.of("td")]
 

@@ -23,13 +23,12 @@ OF_NO_ACCOUNT = (
     "metrics", "wandb", "wandb_project", "wandb_entity", "wandb_tags",
 )  # fmt: skip
 SPLITS = {"val": "Validation", "test": "Test"}
-TITLES = "Results", "Differences, paired by seed", "Settings that differ"
-CAPTIONS = (
-    "Of each run's model; in brackets the 95 % interval: what other samples would change.",
-    "In brackets the 95 % interval (Student's t): what other seeds would change, not other "
-    "samples. One in twenty such intervals misses the true difference.",
-    "In brackets: where the value came from.",
-)
+CAPTIONS = {  # of the tables, by title
+    "Results": "Of each run's model; in brackets 95 % intervals: what other samples would change.",
+    "Differences, paired by seed": "In brackets 95 % intervals (Student's t): what other seeds "
+    "would change, not other samples. One in twenty misses the true difference.",
+    "Settings that differ": "In brackets: where the value came from.",
+}
 
 Groups = dict[str, list[RecordedRun]]  # by name: runs that differ only in the seed
 Rows = list[list[str]]  # of a table; the first one is its head
@@ -92,6 +91,7 @@ def result_rows(groups: Groups, measures: Sequence[Measure]) -> Rows:
 
 
 def setting_rows(groups: Groups, measure: Measure, differing: Sequence[str]) -> Rows:
+    """With a column for each group if these are fewer than the settings."""
     rows = [["runs", "seeds", f"mean {measure.title}", *differing]]
     for name, runs in groups.items():
         values = by_seed(runs, measure).values()
@@ -100,7 +100,8 @@ def setting_rows(groups: Groups, measure: Measure, differing: Sequence[str]) -> 
         for value, origin in (runs[0].settings.get(key, ("–", "")) for key in differing):
             row.append(f"{value} ({origin})" if origin else value)
         rows.append(row)
-    return rows
+    turned = [list(column) for column in zip(*rows, strict=True)]
+    return turned if len(groups) < len(differing) else rows
 
 
 def difference_rows(groups: Groups, measures: Sequence[Measure]) -> Rows:
@@ -165,7 +166,7 @@ def compare(given: Sequence[Path], page: Path) -> None:
     groups = grouped(runs, differing, measures[0])
     rows = [result_rows(groups, measures), difference_rows(groups, measures)]
     rows.append(setting_rows(groups, measures[0], differing))
-    tables = [table for table in zip(TITLES, CAPTIONS, rows, strict=True) if len(table[2]) > 1]
+    tables = [(*told, r) for told, r in zip(CAPTIONS.items(), rows, strict=True) if len(r) > 1]
     for title, caption, cells in tables:
         print_line("\n".join((f"{title}. {caption}", *aligned(cells), "")), sys.stdout)
     unlike, without_curves = unlike_data(runs), left_out("matplotlib", "curves")
@@ -176,7 +177,7 @@ def compare(given: Sequence[Path], page: Path) -> None:
     heading = f"Comparison of {counted(len(runs), 'run')}"
     what = {"heading": heading, "unlike": unlike, "tables": tables, "groups": [*groups]}
     write_page(page, "compare.html", **what, plots=plots, colours=COLOURS, dashes=DASHES)
-    print_line(f"the same with curves: {page}", sys.stdout)
+    print_line(f"page: {page}", sys.stdout)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -185,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run, a folder of runs, a search")
-    add("--output", type=Path, default=Path("compare.html"), help="(default: compare.html)")
+    add("--output", type=Path, default="compare.html", metavar="FILE", help="default: %(default)s")
     options = parser.parse_args(argv)
     try:
         compare(options.runs, options.output)

@@ -70,7 +70,7 @@ class RecordedRun:
     def measured_on(self) -> dict[str, str]:
         """The same in all runs whose results are comparable, as far as settings tell."""
         names = OF_THE_DATA + (OF_VALIDATION if self.result.get("split") == "val" else ())
-        told = {name: Path(self.setting(name)).name for name in names}
+        told = {name: Path(self.setting(name)).name for name in names if name in self.settings}
         return told | {name: str(self.result.get(name)) for name in ("split", "samples")}
 
     def minutes(self, epochs: Sequence[float]) -> list[float]:
