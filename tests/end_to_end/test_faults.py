@@ -68,7 +68,7 @@ def test_a_run_works(monkeypatch):
         assert summary[key] is not None, key
     assert sorted(os.listdir("run")) == [
         ".lock", "checkpoints", "config.yaml", "curves.png", "evaluated.csv", "log.txt",
-        "metrics.jsonl", "splits.csv", "summary.json", "tensorboard",
+        "metrics.jsonl", "report.html", "splits.csv", "summary.json", "tensorboard",
     ]  # fmt: skip
 
 

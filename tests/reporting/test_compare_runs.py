@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from pages import Page
+from html_pages import Page
 from quick_runs import handlers_put_back, quick
 from scipy.stats import ttest_rel
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pages import Page
+from html_pages import Page
 from PIL import Image
 
 from utils.exchange import Exchange
