@@ -35,7 +35,7 @@ TEXTS = Space(
         "val_file": ["test.tsv", "nowhere.csv"],
         "text_columns": ["text", "2", "1,2", "nothing", ","],
         "label_column": ["animal", "1", "9"],
-        "group_column": ["animal", "author", "3", "nothing", "none"],
+        "group_column": ["animal", "author", "3", "nothing"],
         "tokenizer": ["bpe", "unigram", "basic_english", "weights.pth", "nowhere"],
         "vocab": ["new.txt", "vocab.txt", "nowhere"],
         "batch_tokens": [1, 40, 4000],
