@@ -13,6 +13,7 @@ from utils.exchange import Exchange
 from utils.measures.compute import interval_of, value_of, wilson_interval
 from utils.measures.measures import Measures, usual_measures
 from utils.measures.table import MEASURES, canonical_name, measure_of, names_in
+from utils.measures.tally import Tally
 
 SAMPLES = 300
 # name -> (true, predicted, probabilities) -> value
@@ -67,7 +68,7 @@ def interval(name, counts):
 
 
 def tallied(measures: Measures, logits, targets, batch=64, exchange=None):
-    tally = measures.tally(torch.device("cpu"))
+    tally = Tally(measures.classes, torch.device("cpu"), measures.further)
     for start in range(0, len(targets), batch):
         tally.add(logits[start : start + batch], targets[start : start + batch])
     return tally.counts(exchange or Exchange())

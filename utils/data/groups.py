@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,11 +43,6 @@ class Groups:
     def part(self, index: np.ndarray) -> Groups:
         """Those of the samples `index` (n,) int64, in that order."""
         return replace(self, names=self.names[index])
-
-    @property
-    def key(self) -> str:
-        """SHA-256 (hexadecimal) of the names."""
-        return hashlib.sha256(json.dumps(self.names.tolist()).encode()).hexdigest()
 
     def hold_out(
         self, labels: np.ndarray, fraction: float, seed: int, classes: Sequence[str] | None

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
-import torch
 
 from .. import user_files
 from ..errors import UserError
 from ..exchange import Exchange
 from .compute import value_of
 from .table import MEASURES, Measure, measure_of, top_k
-from .tally import Counts, Tally
+from .tally import Counts
 
 # Without --metrics: macro F1 from this ratio of the largest class to the smallest, top-5 accuracy
 # from this number of classes.
@@ -97,21 +96,10 @@ class Measures:
         known = {measure.name: measure for measure in self.further}
         return known.get(name.rpartition(":")[2]) or measure_of(name)
 
-    def tally(self, device: torch.device, confusions: bool = False) -> Tally:
-        """`confusions`: counts the confusion matrix even if no measure needs it."""
-        return Tally(self.classes, device, self.further, confusions)
-
     def values(self, counts: Counts, exchange: Exchange) -> dict[Measure, float | None]:
         """Those of rank 0, as ranks may differ in the last bits. Collective. Raises UserError if a
-        function of the user's fails there."""
-        values, failure = [], None
-        if exchange.rank == 0:
-            try:
-                values = [value_of(measure, counts) for measure in self.further]
-            except UserError as error:
-                failure = str(error)
-        if self.further:
-            values, failure = exchange.gather_json([values, failure])[0]
-        if failure is not None:
-            raise UserError(failure)
+        function of the user's fails, which it then does on all ranks."""
+        values = [value_of(measure, counts) for measure in self.further]
+        if values:
+            values = exchange.gather_json(values)[0]
         return dict(zip(self.further, values, strict=True))

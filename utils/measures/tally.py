@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ class Tally:
         self,
         classes: int,
         device: torch.device,
-        measures: Iterable[Measure] = (),
+        measures: Collection[Measure] = (),
         confusions: bool = False,
     ):
         needed = {measure.of for measure in measures} | ({"confusions"} if confusions else set())

@@ -164,15 +164,12 @@ def _draw_measures(axis, records: list[dict], measures: Sequence[Measure]) -> No
     for measure in measures:
         x, y = _curve(_of(records, split, steps=False), measure.name)
         if y:
-            scale = 100 if measure.percent else 1
-            style = {"marker": "o" if len(y) <= MARKED_POINTS else None, "ms": 3, "lw": 1.5}
-            fractions = [value / scale for value in y]
-            axis.plot(x, fractions, label=measure.text(y[-1]), **style)
+            fractions = [value / (100 if measure.percent else 1) for value in y]
+            marker = "o" if len(y) <= MARKED_POINTS else None
+            axis.plot(x, fractions, label=measure.text(y[-1]), marker=marker, ms=3, lw=1.5)
     axis.set_title(f"{split}: further measures")
     if axis.lines:
         axis.legend(**LEGEND)
-    else:
-        _say(axis, "no finite figures")
 
 
 def _draw_learning_rate(axis, records: list[dict]) -> None:

@@ -14,7 +14,7 @@ from ..machine.backends import search_plans
 from ..measures.compute import Interval, interval_of, wilson_interval
 from ..measures.measures import Measures
 from ..measures.table import MEASURES, Measure
-from ..measures.tally import Counts
+from ..measures.tally import Counts, Tally
 from .objective import SUMS, Precision, classification_sums, figures, stacked
 
 
@@ -91,7 +91,9 @@ def evaluate(
     search_plans(False)  # the trainer decides again for each of its micro-batches
     # Of the samples as they are, and with their mirror images.
     sums = torch.zeros(2, len(SUMS), dtype=torch.float64, device=precision.device)
-    tally = None if measures is None else measures.tally(precision.device, confusions)
+    tally = None
+    if measures is not None:
+        tally = Tally(measures.classes, precision.device, measures.further, confusions)
     try:
         # Not inference_mode: weights that FSDP gathers in the forward pass, or what a model of the
         # user's keeps of it, are needed in training.

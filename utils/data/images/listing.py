@@ -151,7 +151,7 @@ def _load_decoded(
     statistics, fingerprint = (index.mean, index.std), index.fingerprint
     if request.test_fraction is not None or groups:  # one cache, for any fraction and groups
         division = f"{fingerprint} {request.test_fraction!r} {TEST_SEED}"
-        division += f" {used['train'].groups.key}" if groups else ""
+        division += json.dumps(used["train"].groups.names.tolist()) if groups else ""
         fingerprint = hashlib.sha256(division.encode()).hexdigest()
         statistics = kept_statistics(folder, fingerprint, lambda: channel_statistics(used["train"]))
     data = ImageData(
