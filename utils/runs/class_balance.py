@@ -41,9 +41,8 @@ def class_balance(run: Run, task: Task, checkpoint: Checkpoint | None) -> ClassB
             f"class {classes[int(counts.argmin())]!r} has no training sample, which "
             f"{settings.corrections_by_count[-1]} needs: add some, or remove the class"
         )
-    weights, shift = None, None
-    if name is not None:
-        weights = class_weights(name, counts, classes).to(run.device)
+    weights = None if name is None else class_weights(name, counts, classes).to(run.device)
+    shift = None
     if settings.logit_adjustment:
         log_prior = np.log(counts / counts.sum())
         shift = torch.from_numpy(settings.logit_adjustment * log_prior).float().to(run.device)
@@ -53,15 +52,15 @@ def class_balance(run: Run, task: Task, checkpoint: Checkpoint | None) -> ClassB
     if weights is not None and (weights == 1).all():
         run.console.say(f"note: --class_weights {name}: all classes weigh the same, as without it")
         weights = None
-    listed = None if weights is None else weights.tolist()
-    if checkpoint is not None and checkpoint.run_info.get("class_weights") != listed:
+    balance = ClassBalance(settings.label_smoothing, weights, settings.focal_gamma, shift)
+    now = balance.run_info.get("class_weights")
+    if checkpoint is not None and checkpoint.run_info.get("class_weights") != now:
         raise UserError(
             f"--class_weights {name}: the run was started with other weights; put the old ones "
             "back, or start a new run"
         )
-    if weights is None and shift is None and not settings.focal_gamma:
-        return None
-    return ClassBalance(settings.label_smoothing, weights, settings.focal_gamma, shift)
+    is_plain = weights is None and shift is None and not settings.focal_gamma
+    return None if is_plain else balance
 
 
 def class_weights(name: str, counts: np.ndarray, classes: Sequence[str]) -> torch.Tensor:

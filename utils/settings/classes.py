@@ -8,7 +8,6 @@ from .mixing import overfitting_flag
 
 # Values of --class_weights that the counts of the classes decide; any other one is a file.
 BY_COUNT = ("balanced", "sqrt")
-FILES = (".yaml", ".yml")
 
 
 @dataclass
@@ -42,7 +41,7 @@ class ClassSettings(Config):
     def validate(self):
         super().validate()
         name = self.class_weights
-        is_known = name is None or name in BY_COUNT or name.lower().endswith(FILES)
+        is_known = name is None or name in BY_COUNT or name.lower().endswith((".yaml", ".yml"))
         if self.action.trains and not is_known:
             raise UserError(
                 f"--class_weights {name}: give balanced, sqrt, or a .yaml file with a line for "
@@ -52,6 +51,9 @@ class ClassSettings(Config):
     @property
     def corrections_by_count(self) -> list[str]:
         """The flags, as far as they are on, that make up for how many samples classes have."""
-        sampler = ["--class_sampler"] * (self.class_sampler != "none")
-        weights = ["--class_weights"] * (self.class_weights in BY_COUNT)
-        return sampler + weights + ["--logit_adjustment"] * (self.logit_adjustment > 0)
+        given = {
+            "--class_sampler": self.class_sampler != "none",
+            "--class_weights": self.class_weights in BY_COUNT,
+            "--logit_adjustment": self.logit_adjustment > 0,
+        }
+        return [flag for flag, is_on in given.items() if is_on]
