@@ -6,22 +6,23 @@ import functools
 import importlib.util
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from .errors import UserError, one_line
 
 
-def find(flag: str, place: str, what: str, example: str):
-    """The object that "path/to/file.py:Name" names, or None if the file has none of that name. The
-    file may import others from its folder.
+def find(flag: str, place: str, what: str, example: str, fits: Callable[[Any], bool]) -> Any:
+    """The object that "path/to/file.py:Name" names. The file may import others from its folder.
 
     Args:
         flag: begins the message of an error.
-        what: a noun for the object; `example`: a name for one.
+        what: a noun for the object; `example`: a name for one; `fits`: whether it is one.
 
     Raises:
-        UserError: there is no such file, or it cannot be imported.
+        UserError: there is no such file or object, or the file cannot be imported.
     """
     file, _, name = place.rpartition(":")
     path = Path(file)
@@ -34,15 +35,14 @@ def find(flag: str, place: str, what: str, example: str):
         module = _import_file(path.absolute(), written.st_mtime_ns, written.st_size)
     except Exception as error:
         raise UserError(f"{flag} {place}: {file} cannot be imported{where(error, place)}") from None
-    return getattr(module, name, None)
-
-
-def own_names(place: str) -> str:
-    """ "; it has A, B": what the file of a place, which was imported, defines itself."""
-    home = _module_name(Path(place.rpartition(":")[0]))
-    module = sys.modules[home]
-    own = [k for k, v in vars(module).items() if getattr(v, "__module__", "") == home]
-    return f"; it has {', '.join(own)}" if own else ""
+    found = getattr(module, name, None)
+    if not fits(found):
+        own = [
+            k for k, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__
+        ]
+        there = f"; it has {', '.join(own)}" if own else ""
+        raise UserError(f"{flag} {place}: {file} has no {what} named {name}{there}")
+    return found
 
 
 def where(error: BaseException, place: str) -> str:
@@ -54,14 +54,10 @@ def where(error: BaseException, place: str) -> str:
     return f"{line}: {text}" if text.startswith(kind) else f"{line}: {kind}: {text}"
 
 
-def _module_name(path: Path) -> str:
-    return f"user_file_{path.stem}"
-
-
 @functools.cache  # what a file registers elsewhere may be registered only once
 def _import_file(path: Path, modified: int, size: int) -> ModuleType:
     """Imports the file unless it was imported as it is (`modified` in ns, `size` in bytes)."""
-    spec = importlib.util.spec_from_file_location(_module_name(path), path)
+    spec = importlib.util.spec_from_file_location(f"user_file_{path.stem}", path)
     assert spec is not None and spec.loader is not None  # the name ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

@@ -36,7 +36,7 @@ TEXTS = Space(
         "id_columns": ["text", "1,2", "nothing", ","],
         "text_columns": ["text", "2", "1,2", "nothing", ","],
         "label_column": ["animal", "1", "9"],
-        "group_column": ["animal", "author", "3", "nothing", "none"],
+        "group_column": ["animal", "author", "3", "nothing"],
         "tokenizer": ["bpe", "unigram", "basic_english", "weights.pth", "nowhere"],
         "vocab": ["new.txt", "vocab.txt", "nowhere"],
         "batch_tokens": [1, 40, 4000],

@@ -12,7 +12,8 @@ from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.measures.compute import interval_of, value_of, wilson_interval
 from utils.measures.measures import Measures, usual_measures
-from utils.measures.table import MEASURES, canonical_name, names_in
+from utils.measures.table import MEASURES, canonical_name, measure_of, names_in
+from utils.measures.tally import Tally
 
 SAMPLES = 300
 # name -> (true, predicted, probabilities) -> value
@@ -26,7 +27,6 @@ REFERENCES = {
     ),
     "recall_macro": lambda y, p, s: metrics.recall_score(y, p, average="macro", zero_division=0),
     "cohen_kappa": lambda y, p, s: metrics.cohen_kappa_score(y, p),
-    "matthews_corrcoef": lambda y, p, s: metrics.matthews_corrcoef(y, p),
     "roc_auc_ovr": lambda y, p, s: np.mean(
         [metrics.roc_auc_score(y == label, s[:, label]) for label in np.unique(y)]
     ),
@@ -59,8 +59,16 @@ def answers(classes: int, seed: int, absent: int = 0):
     return torch.from_numpy(logits), torch.from_numpy(targets)
 
 
+def value(name, counts):
+    return value_of(measure_of(name), counts)
+
+
+def interval(name, counts):
+    return interval_of(measure_of(name), counts)
+
+
 def tallied(measures: Measures, logits, targets, batch=64, exchange=None):
-    tally = measures.tally(torch.device("cpu"))
+    tally = Tally(measures.classes, torch.device("cpu"), measures.further)
     for start in range(0, len(targets), batch):
         tally.add(logits[start : start + batch], targets[start : start + batch])
     return tally.counts(exchange or Exchange())
@@ -70,9 +78,12 @@ def tallied(measures: Measures, logits, targets, batch=64, exchange=None):
 def test_values_are_those_of_scikit_learn(classes, absent):
     logits, targets = answers(classes, classes, absent)
     names = [name for name in REFERENCES if name != "accuracy"]
+    if classes == 2:
+        names.remove("top2_accuracy")  # always 100 %
     counts = tallied(Measures(classes, names), logits, targets)
     scores = torch.softmax(logits.float(), 1).numpy()
-    found = Measures(classes, names).values(counts, Exchange())
+    values = Measures(classes, names).values(counts, Exchange())
+    found = {measure.name: value for measure, value in values.items()}
     for name in names:
         expected = REFERENCES[name](targets.numpy(), scores.argmax(1), scores)
         assert found[name] == pytest.approx(expected, rel=1e-6), name
@@ -118,26 +129,26 @@ def test_ranks_count_together():
     tallied(Measures(3, names), logits[200:], targets[200:], exchange=recorder)
     both = tallied(Measures(3, names), logits[:200], targets[:200], exchange=Half(recorder.given))
     for name in names:
-        assert value_of(name, both) == pytest.approx(value_of(name, whole), rel=1e-12)
-    assert both.samples == SAMPLES and len(both.scores[0]) == SAMPLES
+        assert value(name, both) == pytest.approx(value(name, whole), rel=1e-12)
+    assert both["hits"].sum() == both["confusions"].sum() == len(both["scores"]) == SAMPLES
 
 
 def test_a_measure_without_meaning_is_undefined():
     logits, targets = torch.randn(9, 3), torch.zeros(9, dtype=torch.int64)
     counts = tallied(Measures(3, ["roc_auc_ovr", "cohen_kappa"]), logits, targets)
-    assert value_of("roc_auc_ovr", counts) is None and interval_of("roc_auc_ovr", counts) is None
+    assert value("roc_auc_ovr", counts) is None and interval("roc_auc_ovr", counts) is None
     logits[0, 0] = math.nan  # the model has diverged
     counts = tallied(Measures(3, ["average_precision", "calibration_error"]), logits, targets)
-    assert value_of("average_precision", counts) is None
-    assert value_of("calibration_error", counts) is None
+    assert value("average_precision", counts) is None
+    assert value("calibration_error", counts) is None
 
 
 def test_wilson_intervals():
     # Newcombe, "Two-sided confidence intervals for the single proportion" (1998), table I
-    assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
-    assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
-    assert wilson_interval(29, 29) == pytest.approx((0.8830, 1.0), abs=1e-4)
-    assert wilson_interval(0, 0) == (0.0, 1.0)
+    assert wilson_interval(81, 263) == pytest.approx((25.53, 36.62), abs=1e-2)
+    assert wilson_interval(0, 20) == pytest.approx((0.0, 16.11), abs=1e-2)
+    assert wilson_interval(29, 29) == pytest.approx((88.30, 100.0), abs=1e-2)
+    assert wilson_interval(0, 0) == (0.0, 100.0)
 
 
 @pytest.mark.slow
@@ -149,8 +160,8 @@ def test_intervals_hold_the_value_and_shrink_with_the_samples():
     for name in names:
         widths = []
         for counts in (few, many):
-            low, high = interval_of(name, counts)
-            assert low <= value_of(name, counts) <= high
+            low, high = interval(name, counts)
+            assert low <= value(name, counts) <= high
             widths.append(high - low)
         # The square root of 5 times as narrow, but for chance.
         assert 1.5 < widths[0] / widths[1] < 3.5
@@ -163,7 +174,7 @@ def test_the_bootstrap_finds_the_wilson_interval():
     logits[:80] = 1 - logits[:80]
     counts = tallied(Measures(2, ["balanced_accuracy"]), logits, targets)
     low, high = wilson_interval(320, 400)
-    assert interval_of("balanced_accuracy", counts) == pytest.approx((100 * low, 100 * high), abs=1)
+    assert interval("balanced_accuracy", counts) == pytest.approx((low, high), abs=1)
 
 
 def test_what_is_usual():
@@ -179,9 +190,19 @@ def test_names():
         "f1_macro", "top3_accuracy", "top5_accuracy", "roc_auc_ovr",
     ]  # fmt: skip
     assert set(names_in("all")) == set(MEASURES) - {"accuracy", "loss"}
-    assert canonical_name("top1") == "accuracy" and canonical_name("log_loss") == "loss"
-    with pytest.raises(UserError, match="--best_by f1_makro: did you mean f1_macro"):
-        canonical_name("f1_makro", "--best_by")
+    others = {"top1": "accuracy", "log_loss": "loss", "eval_f1": "f1_macro", "eval_loss": "loss"}
+    others |= {"accuracy_top5": "top5_accuracy", "top_1_accuracy": "accuracy"}
+    assert {name: canonical_name(name) for name in others} == others
+    for name in ("f1_makro", "top0"):
+        with pytest.raises(UserError, match=f"--best_by {name}: the measures are .*f1_macro, f1_w"):
+            canonical_name(name, "--best_by")
+
+
+def test_what_is_always_right_is_refused():
+    assert [measure.k for measure in Measures(3, ["top2_accuracy"]).further] == [2]
+    for name in ("top3_accuracy", "top5_accuracy"):
+        with pytest.raises(UserError, match=f"{name}: with 3 classes it is always 100 %: leave it"):
+            Measures(3, [name])
 
 
 def test_a_measure_of_the_users_own(tmp_path):
@@ -194,16 +215,16 @@ def test_a_measure_of_the_users_own(tmp_path):
     )
     logits, targets = answers(3, 2)
     measures = Measures(3, [f"{path}:cost"])
-    value = measures.values(tallied(measures, logits, targets), Exchange())["cost"]
-    assert value == pytest.approx((logits.argmax(1) != targets).double().mean().item())
+    (found,) = measures.values(tallied(measures, logits, targets), Exchange()).values()
+    assert found == pytest.approx((logits.argmax(1) != targets).double().mean().item())
     assert not measures.measure(f"{path}:cost").rises
-    with pytest.raises(UserError, match=r"has no function mine; it has cost, broken"):
+    with pytest.raises(UserError, match=r"has no function named mine; it has cost, broken"):
         Measures(3, [f"{path}:mine"])
-    for names in (["f1_macro"], ["loss"], ["step"], ["top5"], ["cost"]):
+    for names in (["f1_macro"], ["loss"], ["step"], ["top2_accuracy"], ["cost"]):
         other = tmp_path / f"other_{names[0]}.py"
         other.write_text(f"def {names[0]}(targets, probabilities):\n    return 0.0\n")
         with pytest.raises(UserError, match="has this name; give the function another one"):
-            Measures(3, [f"{path}:cost", f"{other}:{names[0]}"])
+            Measures(3, ["top2_accuracy", f"{path}:cost", f"{other}:{names[0]}"])
     broken = Measures(3, [f"{path}:broken"])
     with pytest.raises(UserError, match=r"failed in line 5: AttributeError.*it takes the true"):
         broken.values(tallied(broken, logits, targets), Exchange())

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from utils.measures.compute import class_scores, margins
 from utils.reporting.classes import (
-    class_scores,
     draw_confusions,
     draw_mean_lambda,
     plotted_names,
@@ -30,11 +30,10 @@ def test_scores_against_their_definitions():
     """By counting samples."""
     true = np.repeat(np.arange(3), MATRIX.sum(1))
     predicted = np.concatenate([np.repeat(np.arange(3), row) for row in MATRIX])
-    scores = class_scores(MATRIX)
+    scores = class_scores(margins(MATRIX))
     for i in range(3):
         recall = (predicted[true == i] == i).mean()
         precision = (true[predicted == i] == i).mean()
-        assert scores["samples"][i] == (true == i).sum()
         assert scores["recall"][i] == pytest.approx(recall)
         assert scores["precision"][i] == pytest.approx(precision)
         f1 = 2 * precision * recall / (precision + recall)

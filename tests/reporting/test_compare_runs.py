@@ -140,7 +140,7 @@ def test_intervals_are_the_runs_own_or_wilsons(tmp_path, run):
     further = {"test_f1_macro": 0.61, "model_test_intervals": {"f1_macro": [0.5, 0.7]}}
     write_run(tmp_path / "run", 90.0, further=further)
     _, lines, _ = run(tmp_path / "run")
-    low, high = (100 * end for end in wilson_interval(900, 1000))
+    low, high = wilson_interval(900, 1000)
     cells = row(lines, "run", "0")
     assert cells[2:4] == [f"90.00 % ({low:.1f} to {high:.1f})", "0.610 (0.500 to 0.700)"]
     assert cells[4:] == ["test, 1,000", "2", "0:09", "finished"]
@@ -165,7 +165,7 @@ def test_unfinished_runs_are_shown_with_what_there_is(tmp_path, run):
     code, lines, _ = run(*(tmp_path / name for name in ("killed", "stopped", "new")))
     assert code == 0
     state = "no summary: running or killed"
-    low, high = (100 * end for end in wilson_interval(180, 200))
+    low, high = wilson_interval(180, 200)
     accuracy = f"90.00 % ({low:.1f} to {high:.1f})"
     rows = {words[0]: words[1:] for words in (re.split(r" {2,}", line) for line in lines[2:5])}
     assert rows == {

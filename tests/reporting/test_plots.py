@@ -71,8 +71,8 @@ def panels(tmp_path, monkeypatch):
 
     monkeypatch.setattr(plots, "save_figure", keep)
 
-    def draw(records):
-        draw_curves(records, tmp_path / "curves.png", "title")
+    def draw(records, best=None):
+        draw_curves(records, tmp_path / "curves.png", "title", best=best)
         titled = [axis for axis in figures[-1].axes if axis.get_title()]  # not a second scale
         return {axis.get_title().split()[0]: axis for axis in titled}
 
@@ -92,7 +92,7 @@ def validated(accuracies, losses=None):
 
 
 def test_last_and_best_accuracy_are_named(panels):
-    axes = panels(validated([50.0, 70.5, 70.5, 60.0], [2.0, 0.5, 0.7, 0.9]))
+    axes = panels(validated([50.0, 70.5, 70.5, 60.0], [2.0, 0.5, 0.7, 0.9]), best=2)
     assert legend(axes["accuracy"]) == ["val 60.00 %, best 70.50", "best epoch 2"]
     assert legend(axes["loss"]) == ["val 0.900, best 0.500", "best epoch 2"]
 
@@ -165,7 +165,7 @@ def test_the_legend_of_times_hides_no_epoch(panels):
 
 def test_the_labels_round_a_part_of_an_epoch(panels):
     records = [end("val", i / 13, loss=1.0, accuracy=2.0 - i) for i in (1, 2)]
-    assert "best epoch 0.08" in legend(panels(records)["accuracy"])
+    assert "best epoch 0.08" in legend(panels(records, best=1 / 13)["accuracy"])
 
 
 def test_a_missing_folder_is_an_error(tmp_path):

@@ -55,8 +55,6 @@ def test_weights_of_equal_classes_are_one_to_the_bit(name):
 FILES = {
     "w.yaml": "cat: 1\ndog: 2\nowl: 1e0\neft: 0\n",
     "w.yml": "{eft: 0, owl: 1, dog: 2.0, cat: 1}",
-    "w.csv": "class,weight\ncat,1\neft,0\n\nowl, 1.0\ndog,2\n",
-    "w.CSV": "\ufeffcat,1\ndog,2\nowl,1\neft,0",
 }
 
 
@@ -75,45 +73,37 @@ def test_names_that_yaml_takes_for_something_else(tmp_path):
 
 
 WRONG = {
-    "unknown": ("w.yaml", "cat: 1\ndogs: 2", "no class 'dogs'; there are 'cat', 'dog'"),
-    "missing": ("w.yaml", "cat: 1\nowl: 2", "no weight for 'dog', 'eft'; add a line for each"),
-    "negative": ("w.yaml", "cat: -1", "the weight of 'cat' is '-1'; give a number, 0 or more"),
-    "infinite": ("w.yaml", "cat: .inf", "the weight of 'cat' is '.inf'"),
-    "not a number": ("w.yaml", "cat: nan", "the weight of 'cat' is 'nan'"),
-    "a text": ("w.csv", "cat,much", "the weight of 'cat' is 'much'"),
-    "a list": ("w.yaml", "cat: [1]", "the weight of 'cat' is ['1']"),
+    "unknown": ("cat: 1\ndogs: 2", "no class 'dogs'; there are 'cat', 'dog'"),
+    "missing": ("cat: 1\nowl: 2", "no weight for 'dog', 'eft'; add a line for each"),
+    "negative": ("cat: -1", "the weight of 'cat' is '-1'; give a number, 0 or more"),
+    "infinite": ("cat: .inf", "the weight of 'cat' is '.inf'"),
+    "not a number": ("cat: nan", "the weight of 'cat' is 'nan'"),
+    "a text": ("cat: much", "the weight of 'cat' is 'much'"),
+    "a list": ("cat: [1]", "the weight of 'cat' is ['1']"),
     "nothing but zeros": (
-        "w.yaml",
         "{cat: 0, dog: 0, owl: 0, eft: 0}",
         "give a class with training samples more than 0",
     ),
-    "twice": ("w.csv", "cat,1\ncat,1", "'cat' is there twice"),
-    "twice in YAML": ("w.yaml", "cat: 1\ncat: 1", "cat is there twice"),
-    "no lines": ("w.yaml", "cat", "a line for each class is needed, as in cat: 2.5"),
-    "columns": (
-        "w.csv",
-        "cat,1,2",
-        "each line needs a class, a comma and its weight, not ['cat', '1', '2']",
-    ),
-    "empty": ("w.csv", "", "no weight for 'cat', 'dog', 'owl', 'eft'"),
-    "another encoding": ("w.csv", "caf\xe9,1", "not a CSV file in UTF-8"),
+    "twice": ("cat: 1\ncat: 1", "cat is there twice"),
+    "no lines": ("cat", "a line for each class is needed, as in cat: 2.5"),
+    "empty": ("", "a line for each class is needed"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_file_is_refused_in_a_line(tmp_path, case):
-    name, text, message = WRONG[case]
-    (tmp_path / name).write_bytes(text.encode("latin-1"))
+    text, message = WRONG[case]
+    path = tmp_path / "w.yaml"
+    path.write_text(text + ("\ndog: 1\nowl: 1\neft: 1" if "weight of" in message else ""))
     with pytest.raises(UserError) as error:
-        class_weights(str(tmp_path / name), COUNTS, CLASSES)
+        class_weights(str(path), COUNTS, CLASSES)
     assert message in str(error.value) and "\n" not in str(error.value)
-    assert str(error.value).startswith(f"--class_weights {tmp_path / name}")
+    assert str(error.value).startswith(f"--class_weights {path}")
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    for name in ("w.yaml", "w.csv"):
-        with pytest.raises(UserError, match="No such file"):
-            class_weights(str(tmp_path / name), COUNTS, CLASSES)
+    with pytest.raises(UserError, match="No such file"):
+        class_weights(str(tmp_path / "w.yaml"), COUNTS, CLASSES)
 
 
 @pytest.mark.parametrize("flag", [{"class_weights": "sqrt"}, {"logit_adjustment": 1.0}])
@@ -154,8 +144,8 @@ def test_classes_that_differ_are_said_once():
 def test_two_corrections_of_the_same_are_said():
     _, said = run_of(class_sampler="balanced", class_weights="sqrt", focal_gamma=2.0)
     assert said == [
-        "note: each of --class_sampler balanced and --class_weights sqrt corrects for how many "
-        "samples a class has, so together they correct too much: keep one of them"
+        "note: each of --class_sampler and --class_weights corrects for how many samples a class "
+        "has, so together they correct too much: keep one of them"
     ]
 
 

@@ -103,6 +103,7 @@ def test_abbreviations_are_refused(flag):
             ],
         ),
         (["--class_weights", "x"], ["balanced, sqrt, or a .yaml"]),
+        (["--class_weights", "w.csv"], ["balanced, sqrt, or a .yaml"]),
         (["--val-split", "x"], ["--val_fraction 0.1 holds out"]),
         (["--crops", "x"], ["unknown flag --crops, did you mean --crop?"]),
         (

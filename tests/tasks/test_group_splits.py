@@ -1,5 +1,6 @@
 """Groups of pictures and texts: in splits, caches, resumed runs, tuning and messages."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -113,7 +114,7 @@ def test_pictures_decoded_while_training_and_bad_ones(place):
 
 
 def test_caches_are_shared_and_data_are_told_apart(place, monkeypatch):
-    plain, _ = picture_task("--dataset imagefolder --data_dir pictures --group_by none")
+    plain, _ = picture_task("--dataset imagefolder --data_dir pictures")
     monkeypatch.setattr(image_cache, "decode_all", None)  # nothing is decoded again
     grouped, _ = picture_task(PICTURES["folders"])
     other, _ = picture_task(r"--dataset imagefolder --data_dir pictures --group_by p\d/\d")
@@ -128,15 +129,22 @@ def test_patients_in_given_splits_are_named(place):
         assert "flatters the figures: 1 in train and test (" in line and "held out" not in line
 
 
-def test_names_and_columns_are_asked_about_where_something_is_held_out(place):
+def test_names_are_asked_about_where_something_is_held_out(place):
+    def renamed(text):
+        return re.sub(r"(cat|dog)_(\d)_", r"case\2_\1", text)
+
+    for path in Path("list/all").iterdir():
+        path.rename(path.with_name(renamed(path.name)))
+    Path("list/train.csv").write_text(renamed(Path("list/train.csv").read_text()))
+
     def asks(flags=""):
         said = picture_task(f"--dataset csv --data_dir list {flags}")[1]
-        return ["--group_by '" in line for line in said if "may belong together" in line]
+        return sum("may belong together: --group_by '(case[ _-]?\\d+)'" in line for line in said)
 
-    assert asks() == [False, True]  # by the column, by the names
-    assert asks("--group_by none") == asks("--group_column none") == []
+    assert asks() == 1
+    assert asks("--group_by folder/|$") == asks("--group_column patient") == 0
     Path("list/test.csv").write_text(Path("list/train.csv").read_text())
-    assert asks() == [] and asks("--val_fraction 0.2") == [False, True]
+    assert asks() == 0 and asks("--val_fraction 0.2") == 1
 
 
 @pytest.mark.parametrize(
@@ -187,17 +195,8 @@ def test_no_author_is_in_two_splits_of_texts_nor_in_those_of_the_cache(place):
         assert any(line.startswith(told) for line in said)
 
 
-def test_columns_are_asked_about_where_something_is_held_out(place):
-    for flags, asks in (
-        ("--test_fraction 0.2", 1),
-        ("--test_fraction 0.2 --group_column none", 0),
-        ("--test_fraction 0.2", 1),  # from the cache
-        ("--test_fraction 0.2 --group_column author", 0),
-    ):
-        said = text_task(flags)[1]
-        assert sum("--group_column 'author' keeps them" in line for line in said) == asks
+def test_authors_in_given_splits_are_named(place):
     Path("test.csv").write_text(Path("texts.csv").read_text())
-    assert not any("may belong" in line for line in text_task("--test_file test.csv")[1])
     said = text_task("--test_file test.csv --group_column author")[1]
     assert any("20 in train and test (author 0, author 1, author 10, ...)" in line for line in said)
 
@@ -235,7 +234,7 @@ def test_a_resumed_run_has_the_same_splits(place, run_resnet, monkeypatch):
     flags += " --cache_dir cache --device cpu --threads 1 --sched constant --seed 4294967295"
     assert run_resnet(f"{flags} --output run --max_steps 1") == 0
     assert run_resnet("--resume run --max_steps 2") == 0
-    assert run_resnet("--resume run --group_by none") == 2
+    assert run_resnet("--resume run --group_by x") == 2
     assert found[0] == found[1] and len(found) == 2
 
 

@@ -137,13 +137,13 @@ def test_the_best_by_a_further_measure(tmp_path, monkeypatch, capsys):
     trainer = trainer_with(tmp_path, [10] * 5, best_by=kappa)
     values, losses = iter([0.1, 0.5, 0.5, 0.5, None]), iter([1, 2, 3, 1.5, math.nan])
     trainer.evaluate = lambda is_last: Evaluation(
-        next(losses), 10, 10, measures=[kappa], values={"cohen_kappa": next(values)}
+        next(losses), 10, 10, further={kappa: next(values)}
     )
     seen = []
     monkeypatch.setattr(trainer.steps.schedule, "observe", lambda loss: seen.append(loss))
     progress = trainer.fit()
     assert (progress.best_epoch, progress.best_val_value) == (4, 0.5)
-    assert seen == [0.9, 0.5, 0.5, 0.5, math.inf]
+    assert seen == [90, 50, 50, 50, math.inf]
     assert "Cohen's kappa 0.500" in capsys.readouterr().out
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,15 +13,17 @@ from ..errors import UserError
 from ..machine.packages import require
 from ..plural import counted
 
-# Values of --group_by; --group_column has the first two: unknown, and none.
-ASK, NONE, FOLDER = "ask", "none", "folder"
+FOLDER = "folder"  # value of --group_by
 # Divisions that are tried: DRAWS for each number of held-out groups, a factor of fraction * groups,
-# as a few large groups may fit better, or many small ones. Of more groups than 10,000 fewer do.
-FACTORS, DRAWS, DRAWN_GROUPS = (1, 0.25, 0.5, 0.75, 1.5, 2, 3, 4), 20, 200_000
-# patient12_03.jpg, IMG_0001-2.png, video3_frame0001.jpg: what ends in a digit, and a counter.
-LIKELY = re.compile(r"([^/]*\d)[ _.-][^/\d]*\d+\.\w+$")
-NO_GROUP = re.compile(r"((19|20)\d\d[-_.]?[01]\d[-_.]?[0-3]\d|\bn\d{8})$")  # day, ImageNet's class
-LOOKED_AT = 50_000  # files, or rows of a table
+# since a few large groups may fit better, or many small ones.
+DRAWS, FACTORS = 20, (1, 0.5, 2)
+# patient12_03.jpg, video3/0001.jpg: names in which people and recordings are numbered.
+LIKELY = re.compile(
+    r"(patient|subject|person|participant|case|animal|slide|scan|video|clip|scene|session)"
+    r"[ _-]?\d+",
+    re.IGNORECASE,
+)
+LOOKED_AT = 50_000  # files
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,28 +44,24 @@ class Groups:
         """Those of the samples `index` (n,) int64, in that order."""
         return replace(self, names=self.names[index])
 
-    @property
-    def key(self) -> str:
-        """SHA-256 (hexadecimal) of the names."""
-        return hashlib.sha256(json.dumps(self.names.tolist()).encode()).hexdigest()
-
     def hold_out(
         self, labels: np.ndarray, fraction: float, seed: int, classes: Sequence[str] | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As `stratified_split`, but of whole groups: only about `fraction` of each class is held
-        out. Every class keeps a sample. A note tells the sizes."""
+        """As `stratified_split`, but of whole groups, so that only about `fraction` of each class
+        is held out: of several divisions the one that is nearest to it. Every class keeps a sample.
+        A note tells the sizes."""
         names, of = np.unique(self.names, return_inverse=True)
-        held = _choose(labels, of, fraction, seed) if len(names) > 1 else None
-        if held is None:
+        out = _choose(labels, of, fraction, seed) if len(names) > 1 else None
+        if out is None:
             raise UserError(
                 f"{self.flag}: of {counted(len(names), 'group')} ({_some(names)}) none can be held "
                 "out without all samples of a class: choose smaller groups, or bring the splits "
                 "yourself"
             )
-        out = held[of]
         note = (
-            f"{self.flag}: {held.sum():,} of {len(held):,} groups held out, with {out.sum():,} of "
-            f"{len(out):,} samples: {100 * out.mean():.1f} %, for a fraction of {fraction:g}"
+            f"{self.flag}: {len(np.unique(of[out])):,} of {len(names):,} groups held out, with "
+            f"{out.sum():,} of {len(out):,} samples: {100 * out.mean():.1f} %, for a fraction of "
+            f"{fraction:g}"
         )
         if lost := np.setdiff1d(labels, labels[out]).tolist():
             some = _some([str(label) if classes is None else classes[label] for label in lost])
@@ -76,33 +71,29 @@ class Groups:
 
 
 def _choose(labels: np.ndarray, of: np.ndarray, fraction: float, seed: int) -> np.ndarray | None:
-    """(groups,) bool: held out are those, of several drawn at random, whose samples are nearest to
-    `fraction` of each class and of all. None if each group has all samples of a class.
+    """(samples,) bool: which are held out, nearest to `fraction` of each class and of all among
+    several draws. None if each group has all samples of a class.
 
     Args:
         of: (samples,) int64, the group of each sample, from 0 on without gaps.
     """
     from sklearn.model_selection import GroupShuffleSplit  # takes seconds
 
-    every, (_, labels) = np.arange(of.max() + 1), np.unique(labels, return_inverse=True)
-    # The samples of each class in each group, by class.
-    pairs, samples = np.unique(labels * len(every) + of, return_counts=True)
-    of_class, of_group = np.divmod(pairs, len(every))
-    total = np.bincount(of_class, samples)  # (classes,)
-    first_group = of_group[np.searchsorted(of_class, np.arange(len(total)))]  # of each class
+    _, first, labels = np.unique(labels, return_index=True, return_inverse=True)
+    total, groups = np.bincount(labels), of.max() + 1
     random, best, least = np.random.RandomState(seed), None, np.inf
-    draws = min(DRAWS, max(1, DRAWN_GROUPS // len(every)))
-    numbers = [round(fraction * len(every) * factor) for factor in FACTORS]
-    for number in dict.fromkeys(min(max(1, n), len(every) - 1) for n in numbers):
-        split = GroupShuffleSplit(draws, test_size=number, random_state=random)
-        for _, drawn in split.split(every, groups=every):
-            held = np.isin(every, drawn)
-            lost = total == np.bincount(of_class, samples * held[of_group])
-            held[first_group[lost]] = False  # every class keeps a group
-            part = np.bincount(of_class, samples * held[of_group])
-            error = np.abs(part / total - fraction).mean() + abs(part.sum() / len(of) - fraction)
-            if held.any() and error < least:
-                best, least = held, error
+    for factor in FACTORS:
+        number = min(max(1, round(factor * fraction * groups)), groups - 1)
+        draws = GroupShuffleSplit(DRAWS, test_size=number, random_state=random)
+        for _, drawn in draws.split(of, groups=of):
+            out = np.zeros(len(of), bool)
+            out[drawn] = True
+            lost = np.bincount(labels[out], minlength=len(total)) == total
+            out &= ~np.isin(of, of[first[lost]])  # every class keeps a group
+            held = np.bincount(labels[out], minlength=len(total))
+            error = np.abs(held / total - fraction).mean() + abs(out.mean() - fraction)
+            if out.any() and error < least:
+                best, least = out, error
     return best
 
 
@@ -133,46 +124,32 @@ def groups_of_files(paths: Sequence[str], by: str, below_class: bool) -> list[st
             that it matches without one. An empty match makes the file a group of its own.
         below_class: the folder is that below the class, with which paths begin.
     """
-    names: list[str] = []
+    pattern = by
+    what = "do not match: correct it; with |$ at its end each of them is a group of its own"
     if by == FOLDER:
-        for folder in map(os.path.dirname, paths):
-            names.append(f"{folder}/".split("/")[1] if below_class else folder)
+        pattern = "^[^/]*/([^/]*)/" if below_class else "^(.*)/"
         what = "have no folder below their class: move them into some"
-    else:
-        for path in paths:
-            match = re.search(by, path)
-            found = "" if match is None else match[1 if match.groups() else 0] or path
-            names.append(found)
-        what = "do not match: correct it; with |$ at its end each of them is a group of its own"
+    names = []
+    for path in paths:
+        match = re.search(pattern, path)
+        names.append("" if match is None else match[1 if match.groups() else 0] or path)
     if missing := [path for path, name in zip(paths, names, strict=True) if not name]:
         count = f"{len(missing):,} of {len(paths):,} pictures"
         raise UserError(f"--group_by {by}: {count} ({_some(missing)}) {what}")
     return names
 
 
-def likely_files(paths: Sequence[str], labels: Sequence[int]) -> list[str]:
-    """A line if names of files suggest groups: two for each class on average, so that the name of a
-    class before a running number is none."""
-    groups, paths = dict[str, list[str]](), paths[:LOOKED_AT]
-    for path in paths:
-        found = LIKELY.match(os.path.basename(path))
-        if found and not NO_GROUP.search(found[1]):
-            groups.setdefault(found[1], []).append(path)
-    several = [some for some in groups.values() if len(some) > 1]
-    count = sum(map(len, several))
-    if 2 * count < len(paths) or len(several) < 2 * len({*labels[:LOOKED_AT]}):
+def likely_files(paths: Sequence[str], classes: int) -> list[str]:
+    """A line if names of files suggest groups: more than there are classes, and each with two files
+    on average."""
+    found = [match for match in map(LIKELY.search, paths[:LOOKED_AT]) if match]
+    if not classes < len({match[0] for match in found}) <= len(found) / 2:
         return []
-    pattern = LIKELY.pattern + "|$" * (sum(map(len, groups.values())) < len(paths))
-    some = f"files such as {several[0][0]} and {several[0][1]} ({count - 2:,} more)"
-    return [advice(some, "--group_by", pattern)]
-
-
-def advice(which: str, flag: str, value: str) -> str:
-    """The line on samples that may be groups."""
-    return (
-        f"{which} may belong together: {flag} '{value}' keeps them in one split; {flag} none says "
-        "that they do not"
-    )
+    word = found[0][1]
+    return [
+        f"files such as {found[0].string} may belong together: --group_by '({word}[ _-]?\\d+)' "
+        f"keeps those of the same {word} in one split"
+    ]
 
 
 def _some(names: Sequence[str] | np.ndarray) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .table import k_of, measure_of
+from .table import OF_SKLEARN, Measure
 
 if TYPE_CHECKING:
     from .tally import Counts  # which imports PyTorch
@@ -30,15 +30,15 @@ Interval = tuple[float, float]
 
 
 def wilson_interval(successes: float, samples: int) -> Interval:
-    """95 % interval for a share of independent samples: Wilson, "Probable inference, the law of
-    succession, and statistical inference" (1927). From 0 to 1; never empty, and sensible for few
-    samples and for shares near 0 and 1."""
+    """95 % interval, in per cent, for a share of independent samples: Wilson, "Probable inference,
+    the law of succession, and statistical inference" (1927). From 0 to 100; never empty, and
+    sensible for few samples and for shares near 0 and 100 %."""
     if not samples:
-        return 0.0, 1.0
+        return 0.0, 100.0
     share, z2 = successes / samples, Z * Z / samples
     middle = (share + z2 / 2) / (1 + z2)
     half = Z / (1 + z2) * math.sqrt(share * (1 - share) / samples + z2 / samples / 4)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return 100 * max(0.0, middle - half), 100 * min(1.0, middle + half)
 
 
 def paired(one: Sequence[float], other: Sequence[float]) -> dict:
@@ -51,47 +51,38 @@ def paired(one: Sequence[float], other: Sequence[float]) -> dict:
     return {"mean": statistics.mean(differences), "half": half, "seeds": n}
 
 
-def value_of(name: str, counts: Counts) -> float | None:
-    """A measure of the table, in per cent if it is told so; None where it is undefined, as the
-    AUROC of one class alone."""
-    source = measure_of(name).of
-    if not counts.samples:
-        return None
-    if source == "hits":
-        return 100 * counts.hits[k_of(name)] / counts.samples
-    if source == "confusions":
-        assert counts.confusions is not None
-        value = float(_of_confusions(name, *_margins(counts.confusions)))
-        return value if math.isfinite(value) else None
-    if source == "calibration":
-        assert counts.bins is not None
-        return _calibration_error(counts.bins)
-    assert counts.scores is not None
-    return _of_scores(name, *counts.scores)
+@np.errstate(invalid="ignore", divide="ignore")
+def value_of(measure: Measure, counts: Counts) -> float | None:
+    """Its value, in per cent if it is told so; None where it is undefined, as the AUROC of one
+    class alone."""
+    counted = counts[measure.of]
+    if measure.of == "hits":
+        value = 100 * counted[: measure.k].sum() / counted.sum()
+    elif measure.of == "confusions":
+        value = _of_confusions(measure.name, margins(counted))
+    elif measure.of == "calibration":
+        value = _calibration_error(counted)
+    else:
+        value = _of_scores(measure, counted)
+    return float(value) if math.isfinite(value) else None
 
 
-def interval_of(name: str, counts: Counts) -> Interval | None:
+@np.errstate(invalid="ignore", divide="ignore")
+def interval_of(measure: Measure, counts: Counts) -> Interval | None:
     """The 95 % interval of `value_of`: what other samples would change, not another training.
     Wilson's for shares of samples, else the percentile bootstrap (Efron, "Bootstrap methods"
     (1979)). None: there is none, as of calibration errors, which few samples make larger."""
-    source = measure_of(name).of
-    if not counts.samples:
-        return None
-    if source == "hits":
-        low, high = wilson_interval(counts.hits[k_of(name)], counts.samples)
-        return 100 * low, 100 * high
-    if source == "confusions":
-        assert counts.confusions is not None
-        values = _of_confusions(name, *_resampled_margins(counts.confusions))
-    elif source == "scores":
-        assert counts.scores is not None
-        targets, scores = counts.scores
-        if scores.size > MOST_SCORES or scores.shape[1] > MOST_CLASSES:
+    counted = counts[measure.of]
+    if measure.of == "hits":
+        return wilson_interval(counted[: measure.k].sum(), counted.sum())
+    if measure.of == "confusions" and counted.any():
+        values = _of_confusions(measure.name, _resampled_margins(counted))
+    elif measure.name in OF_SKLEARN:
+        samples, classes = len(counted), counted.shape[1] - 1
+        if samples * classes > MOST_SCORES or classes > MOST_CLASSES:
             return None
-        generator = np.random.default_rng(0)
-        drawn = generator.integers(0, len(targets), (RESAMPLES_OF_SCORES, len(targets)))
-        found = [_of_scores(name, targets[rows], scores[rows]) for rows in drawn]
-        values = np.array([value for value in found if value is not None])
+        drawn = np.random.default_rng(0).integers(0, samples, (RESAMPLES_OF_SCORES, samples))
+        values = np.array([_of_scores(measure, counted[rows]) for rows in drawn])
     else:
         return None
     values = values[np.isfinite(values)]
@@ -101,73 +92,75 @@ def interval_of(name: str, counts: Counts) -> Interval | None:
 # ---- of the confusion matrix --------------------------------------------------------------------
 
 
-def _margins(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(correct, true, predicted) samples of each class, (classes,) float64."""
-    return matrix.diagonal().astype(float), matrix.sum(1).astype(float), matrix.sum(0).astype(float)
+def margins(matrix: np.ndarray) -> np.ndarray:
+    """(3, classes) float64: correct, true and predicted samples of each class."""
+    return np.stack([matrix.diagonal(), matrix.sum(1), matrix.sum(0)]).astype(float)
 
 
-def _resampled_margins(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`_margins` of RESAMPLES splits of the same size: (RESAMPLES, classes)."""
+def _resampled_margins(matrix: np.ndarray) -> np.ndarray:
+    """`margins` of RESAMPLES splits of the same size: (3, RESAMPLES, classes)."""
     rows, columns = np.nonzero(matrix)
-    cells, classes = matrix[rows, columns], len(matrix)
+    cells, classes, hits = matrix[rows, columns], len(matrix), rows == columns
     generator = np.random.default_rng(0)
-    total = int(cells.sum())
-    margins = np.zeros((3, RESAMPLES, classes))
-    hits = rows == columns
+    found = np.zeros((3, RESAMPLES, classes))
     for index in range(RESAMPLES):
-        drawn = generator.multinomial(total, cells / total)
-        margins[0, index] = np.bincount(rows[hits], drawn[hits], classes)
-        margins[1, index] = np.bincount(rows, drawn, classes)
-        margins[2, index] = np.bincount(columns, drawn, classes)
-    return margins[0], margins[1], margins[2]
+        drawn = generator.multinomial(cells.sum(), cells / cells.sum())
+        found[0, index] = np.bincount(rows[hits], drawn[hits], classes)
+        found[1, index] = np.bincount(rows, drawn, classes)
+        found[2, index] = np.bincount(columns, drawn, classes)
+    return found
 
 
-def _of_confusions(name: str, hits: np.ndarray, true: np.ndarray, predicted: np.ndarray):
+@np.errstate(invalid="ignore", divide="ignore")
+def class_scores(margins: np.ndarray) -> dict[str, np.ndarray]:
+    """Recall (the class's accuracy), precision and F1 of each class, 0 to 1, from its `margins`.
+
+    NaN where there is nothing to measure: recall without samples, precision without predictions, F1
+    without both. F1 is 2 true positives / (samples + predictions).
+    """
+    hits, true, predicted = margins
+    f1 = 2 * hits / (true + predicted)
+    return {"recall": hits / true, "precision": hits / predicted, "f1": f1}
+
+
+def _of_confusions(name: str, margins: np.ndarray):
     """scikit-learn's measure of that name, along the last axis. Classes count that have a sample or
     a prediction; a precision without predictions and a recall without samples are 0, but the
     balanced accuracy leaves out classes without samples."""
-    total = true.sum(-1)
-    present = true + predicted > 0
-    with np.errstate(invalid="ignore", divide="ignore"):
-        if name == "cohen_kappa":
-            chance = (true * predicted).sum(-1) / total**2
-            return (hits.sum(-1) / total - chance) / (1 - chance)
-        if name == "matthews_corrcoef":
-            spread = (total**2 - (true**2).sum(-1)) * (total**2 - (predicted**2).sum(-1))
-            covariance = hits.sum(-1) * total - (true * predicted).sum(-1)
-            return np.where(spread > 0, covariance / np.sqrt(spread), 0.0)
-        recall, precision = hits / true, hits / predicted
-        if name == "balanced_accuracy":
-            return 100 * np.nansum(recall, -1) / (true > 0).sum(-1)
-        scores = {
-            "f1": 2 * hits / (true + predicted),
-            "precision": np.where(predicted > 0, precision, 0.0),
-            "recall": np.where(true > 0, recall, 0.0),
-        }[name.partition("_")[0]]
-        scores = np.where(present, scores, 0.0)
-        if name.endswith("_weighted"):
-            return (scores * true).sum(-1) / total
-        return scores.sum(-1) / present.sum(-1)
+    hits, true, predicted = margins
+    total, scores = true.sum(-1), class_scores(margins)
+    if name == "cohen_kappa":
+        chance = (true * predicted).sum(-1) / total**2
+        return (hits.sum(-1) / total - chance) / (1 - chance)
+    if name == "balanced_accuracy":
+        return 100 * np.nansum(scores["recall"], -1) / (true > 0).sum(-1)
+    of_classes = np.nan_to_num(scores[name.partition("_")[0]])
+    if name.endswith("_weighted"):
+        return (of_classes * true).sum(-1) / total
+    return of_classes.sum(-1) / (true + predicted > 0).sum(-1)
 
 
 # ---- of probabilities ---------------------------------------------------------------------------
 
 
-def _calibration_error(bins: np.ndarray) -> float | None:
+def _calibration_error(bins: np.ndarray) -> float:
     """How far the probability of the likeliest class is from the share of correct ones, in the mean
     over all samples, in bins of equal width: Guo et al., "On calibration of modern neural networks"
     (2017), equation 3."""
     samples, correct, confidence = bins
-    error = float(np.abs(correct - confidence).sum() / samples.sum())
-    return error if math.isfinite(error) else None
+    return np.abs(correct - confidence).sum() / samples.sum()
 
 
-def _of_scores(name: str, targets: np.ndarray, scores: np.ndarray) -> float | None:
-    """The mean over the classes that have samples, each against the rest."""
+def _of_scores(measure: Measure, rows: np.ndarray) -> float:
+    """Of the user's function; else the mean over the classes that have samples, each against the
+    rest. nan where it is undefined."""
+    targets, scores = rows[:, 0].astype(np.int64), rows[:, 1:]
+    if measure.compute is not None:
+        return measure.compute(targets, scores)
     from sklearn.metrics import average_precision_score, roc_auc_score
 
-    compute = {"roc_auc_ovr": roc_auc_score, "average_precision": average_precision_score}[name]
+    of_class = roc_auc_score if measure.name == "roc_auc_ovr" else average_precision_score
     present = np.unique(targets)
     if len(present) < 2 or not np.isfinite(scores).all():
-        return None
-    return float(np.mean([compute(targets == label, scores[:, label]) for label in present]))
+        return math.nan
+    return float(np.mean([of_class(targets == label, scores[:, label]) for label in present]))

@@ -3,118 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..exchange import Exchange
+from .table import Measure
 
 BINS = 15  # of confidence, as torchmetrics has by default
 
-
-@dataclass(frozen=True)
-class Counts:
-    """Of all samples of a split.
-
-    Attributes:
-        samples: how many there are.
-        hits: {k: samples whose class is among the k likeliest}.
-        confusions: (classes, classes) int64, a row for each true class and a column for each
-            predicted one; None: not counted.
-        bins: (3, BINS), by the probability of the likeliest class: samples, correct ones and the
-            sum of these probabilities; None: not counted.
-        scores: (targets (samples,) int64, probabilities (samples, classes) float32), in the order
-            of ranks; None: not kept.
-    """
-
-    samples: int
-    hits: dict[int, int] = field(default_factory=dict)
-    confusions: np.ndarray | None = None
-    bins: np.ndarray | None = None
-    scores: tuple[np.ndarray, np.ndarray] | None = None
+# What `Tally.counts` returns: by `Measure.of`, over all samples,
+#     "hits": (k + 1,) int64, samples whose class is the likeliest, the second ... k-th; the others
+#     "confusions": (classes, classes) int64, by true class (row) and predicted class (column)
+#     "calibration": (3, BINS) float64, by the probability of the likeliest class: samples, correct
+#         ones, and the sum of these probabilities
+#     "scores": (samples, 1 + classes) float32, the class, and the probabilities of all classes
+Counts = dict[str, np.ndarray]
 
 
 class Tally:
     """Args:
     classes: their number.
     device: of the logits.
-    sources: what is counted: "confusions", "calibration", "scores" (see `Measure.of`).
-    top: the k whose hits are counted.
+    measures: those that the counts are for.
+    confusions: counts the confusion matrix even if no measure needs it.
     """
 
     def __init__(
         self,
         classes: int,
         device: torch.device,
-        sources: Collection[str] = (),
-        top: Collection[int] = (),
+        measures: Collection[Measure] = (),
+        confusions: bool = False,
     ):
-        self.classes, self.top = classes, sorted(top)
-        counts = {"dtype": torch.int64, "device": device}
-        self._samples = torch.zeros(1 + len(self.top), **counts)  # and those that are hits
-        self._confusions = torch.zeros(classes**2, **counts) if "confusions" in sources else None
-        bins = torch.zeros(3, BINS, dtype=torch.float64, device=device)
-        self._bins = bins if "calibration" in sources else None
-        self._scores: list[tuple[Tensor, Tensor]] | None = [] if "scores" in sources else None
+        needed = {measure.of for measure in measures} | ({"confusions"} if confusions else set())
+        self.classes, self.most = classes, max((measure.k for measure in measures), default=1)
+        shapes = {"hits": (self.most + 1,), "confusions": (classes, classes)}
+        self._sums = {
+            name: torch.zeros(shape, dtype=torch.int64, device=device)
+            for name, shape in shapes.items()
+            if name in needed
+        }
+        if "calibration" in needed:
+            self._sums["calibration"] = torch.zeros(3, BINS, dtype=torch.float64, device=device)
+        self._scores = [torch.zeros(0, 1 + classes, device=device)] if "scores" in needed else None
 
     def add(self, logits: Tensor, targets: Tensor) -> None:
         """Counts a batch: (n, classes), (n,) int64. The host does not wait."""
         logits = logits.detach().float()
         guess = logits.argmax(1)
-        hits = [
-            (logits.topk(min(k, self.classes), 1).indices == targets[:, None]).sum()
-            for k in self.top
-        ]
-        self._samples += torch.stack([torch.full_like(targets.sum(), len(targets)), *hits])
-        if self._confusions is not None:
+        if (hits := self._sums.get("hits")) is not None:
+            found = (logits.topk(self.most, 1).indices == targets[:, None]).sum(0)  # (most,)
+            hits += torch.cat([found, len(targets) - found.sum(0, keepdim=True)])
+        if (confusions := self._sums.get("confusions")) is not None:
             cells = targets * self.classes + guess
-            self._confusions.scatter_add_(0, cells, torch.ones_like(cells))
-        if self._bins is None and self._scores is None:
+            confusions.view(-1).scatter_add_(0, cells, torch.ones_like(cells))
+        bins = self._sums.get("calibration")
+        if bins is None and self._scores is None:
             return
         probabilities = logits.softmax(1)
-        if self._bins is not None:
+        if bins is not None:
             confidence = probabilities.amax(1).double()
             place = (confidence * BINS).long().clamp(0, BINS - 1)
             rows = torch.ones_like(confidence), (guess == targets).double(), confidence
-            self._bins.scatter_add_(1, place.expand(3, -1), torch.stack(rows))
+            bins.scatter_add_(1, place.expand(3, -1), torch.stack(rows))
         if self._scores is not None:
-            self._scores.append((targets, probabilities))
+            self._scores.append(torch.cat([targets[:, None].float(), probabilities], 1))
 
     def counts(self, exchange: Exchange) -> Counts:
         """Of all ranks; collective."""
-        samples, *hits = exchange.sum(self._samples).tolist()
-        confusions = bins = None
-        if self._confusions is not None:
-            square = exchange.sum(self._confusions).reshape(self.classes, self.classes)
-            confusions = square.cpu().numpy()
-        if self._bins is not None:
-            bins = exchange.sum(self._bins).cpu().numpy()
-        return Counts(
-            samples,
-            dict(zip(self.top, hits, strict=True)),
-            confusions,
-            bins,
-            self._gather(exchange),
-        )
-
-    def _gather(self, exchange: Exchange) -> tuple[np.ndarray, np.ndarray] | None:
-        if self._scores is None:
-            return None
-        device = self._samples.device
-        none = (
-            torch.zeros(0, dtype=torch.int64, device=device),
-            torch.zeros(0, self.classes, device=device),
-        )
-        targets, scores = (torch.cat(parts) for parts in zip(none, *self._scores, strict=True))
-        counts = [int(n) for n in exchange.gather(torch.tensor(len(targets)))]
-        gathered = []
-        for own in (targets, scores):
+        counts = {name: exchange.sum(sums).cpu().numpy() for name, sums in self._sums.items()}
+        if self._scores is not None:
+            scores = torch.cat(self._scores)
+            samples = [int(n) for n in exchange.gather(torch.tensor(len(scores)))]
             # `gather` takes tensors of one shape.
-            padded = own.new_zeros(max(counts), *own.shape[1:])
-            padded[: len(own)] = own
-            parts = exchange.gather(padded)
-            whole = [part[:n].cpu() for part, n in zip(parts, counts, strict=True)]
-            gathered.append(torch.cat(whole).numpy())
-        return gathered[0], gathered[1]
+            padded = scores.new_zeros(max(samples), 1 + self.classes)
+            padded[: len(scores)] = scores
+            parts = zip(exchange.gather(padded), samples, strict=True)
+            counts["scores"] = torch.cat([part[:n].cpu() for part, n in parts]).numpy()
+        return counts

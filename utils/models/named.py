@@ -135,12 +135,10 @@ def own_class(place: str, classes: int, arguments: Mapping[str, object]) -> nn.M
 
 
 def _find_class(place: str) -> type[nn.Module]:
-    found = user_files.find("--model", place, "class", "Net")
-    if not (inspect.isclass(found) and issubclass(found, nn.Module)):
-        file, _, name = place.rpartition(":")
-        there = user_files.own_names(place)
-        raise UserError(f"--model {place}: {file} has no nn.Module named {name}{there}")
-    return found
+    def is_model(found: object) -> bool:
+        return inspect.isclass(found) and issubclass(found, nn.Module)
+
+    return user_files.find("--model", place, "nn.Module", "Net", is_model)
 
 
 def check_pictures(

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..files import replace_file
 from ..machine.packages import is_installed
+from ..measures.compute import class_scores, margins
 from ..plural import counted
 from .csv_fields import safe_text
 from .plots import save_figure
@@ -44,26 +45,9 @@ def write_class_report(matrix: np.ndarray, classes: list[str], folder: Path) -> 
         save_figure(draw_confusions(matrix, classes), folder / "confusion.png")
 
 
-def class_scores(matrix: np.ndarray) -> dict[str, np.ndarray]:
-    """Per class: samples, and recall (the class's accuracy), precision and F1 from 0 to 1.
-
-    NaN where there is nothing to measure: recall without samples, precision without predictions, F1
-    without both. F1 is 2 true positives / (samples + predictions).
-    """
-    hits = matrix.diagonal().astype(float)
-    samples, predicted = matrix.sum(1), matrix.sum(0)
-    with np.errstate(invalid="ignore"):
-        return {
-            "samples": samples,
-            "recall": hits / samples,
-            "precision": hits / predicted,
-            "f1": 2 * hits / (samples + predicted),
-        }
-
-
 def summary_lines(matrix: np.ndarray, classes: list[str], count: int = 5) -> list[str]:
     """For the console: the worst classes and the most frequent confusions, `count` of each."""
-    recall = class_scores(matrix)["recall"]
+    recall = class_scores(margins(matrix))["recall"]
     measured = np.flatnonzero(~np.isnan(recall))
     if not measured.size:
         return []
@@ -89,7 +73,7 @@ def summary_lines(matrix: np.ndarray, classes: list[str], count: int = 5) -> lis
 
 
 def _per_class(matrix: np.ndarray, classes: list[str]) -> list[list]:
-    scores = class_scores(matrix)
+    scores = class_scores(margins(matrix))
     wrong = matrix - np.diag(matrix.diagonal())
     names = ["class", "samples", "recall", "precision", "f1", "most often taken for", "times"]
     rows: list[list] = [names]
@@ -98,7 +82,7 @@ def _per_class(matrix: np.ndarray, classes: list[str]) -> list[list]:
         times = int(wrong[i, other])
         rows.append([
             safe_text(name),
-            int(scores["samples"][i]),
+            int(matrix[i].sum()),
             *("" if np.isnan(scores[key][i]) else f"{scores[key][i]:.4f}"
               for key in ("recall", "precision", "f1")),
             *((safe_text(classes[other]), times) if times else ("", "")),

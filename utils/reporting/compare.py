@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..machine.packages import left_out, mendable
 from ..measures.compute import paired
-from ..measures.table import MEASURES, Measure, is_known, measure_of
+from ..measures.table import MEASURES, Measure, known_measure, measure_of
 from ..plural import counted
 from .console import aligned, duration, print_line
 from .page import COLOURS, DASHES, plot, write_page
@@ -161,7 +161,7 @@ def compare(given: Sequence[Path], page: Path) -> None:
     """Prints the tables and writes the page. Raises UserError, OSError."""
     runs = read_runs(given)
     names = dict.fromkeys(name for run in runs for name in run.result if name != "loss")
-    measures = [measure_of(name) for name in names if is_known(name)] or [MEASURES["accuracy"]]
+    measures = [*filter(None, map(known_measure, names))] or [MEASURES["accuracy"]]
     differing = differing_settings(runs)
     groups = grouped(runs, differing, measures[0])
     rows = [result_rows(groups, measures), difference_rows(groups, measures)]

@@ -33,7 +33,7 @@ def draw_curves(
 
     Args:
         measures: those that have a panel of their own, in addition to loss and accuracy.
-        best: the epoch of the best weights; None: that of the best validation accuracy.
+        best: the epoch of the best weights; None: it is not known.
 
     Faint lines are training figures of each log line, strong ones those of whole epochs. A star
     marks the best epoch, a dotted line each record with an "event".
@@ -61,7 +61,6 @@ def draw_curves(
         further.insert(0, (partial(_draw_measures, measures=measures), having))
     figure = Figure(figsize=(4.2 * (3 + len(further)), 3.8), layout="constrained")
     axes = figure.subplots(1, 3 + len(further))
-    best = _best_epoch(records) if best is None else best
     _draw_figure(axes[0], records, "loss", best)
     _draw_figure(axes[1], records, "accuracy", best)
     _draw_learning_rate(axes[2], records)
@@ -164,15 +163,12 @@ def _draw_measures(axis, records: list[dict], measures: Sequence[Measure]) -> No
     for measure in measures:
         x, y = _curve(_of(records, split, steps=False), measure.name)
         if y:
-            scale = 100 if measure.percent else 1
-            style = {"marker": "o" if len(y) <= MARKED_POINTS else None, "ms": 3, "lw": 1.5}
-            fractions = [value / scale for value in y]
-            axis.plot(x, fractions, label=measure.text(y[-1]), **style)
+            fractions = [value / (100 if measure.percent else 1) for value in y]
+            marker = "o" if len(y) <= MARKED_POINTS else None
+            axis.plot(x, fractions, label=measure.text(y[-1]), marker=marker, ms=3, lw=1.5)
     axis.set_title(f"{split}: further measures")
     if axis.lines:
         axis.legend(**LEGEND)
-    else:
-        _say(axis, "no finite figures")
 
 
 def _draw_learning_rate(axis, records: list[dict]) -> None:
@@ -311,12 +307,6 @@ def _curve(records: list[dict], key: str) -> tuple[list, list]:
 def _lost(records: list[dict], key: str) -> bool:
     """Whether the last figure is not finite, which is null in metrics.jsonl."""
     return bool(records) and key in records[-1] and not _is_finite(records[-1][key])
-
-
-def _best_epoch(records: list[dict]) -> float | None:
-    """The first epoch of the highest validation accuracy; None after fewer than two evaluations."""
-    x, y = _curve(_of(records, "val", steps=False), "accuracy")
-    return x[y.index(max(y))] if len(y) > 1 else None
 
 
 def _is_finite(value) -> bool:

@@ -63,8 +63,7 @@ class RecordedRun:
         if own or measure != "accuracy" or self.result.get(measure) is None:
             return own
         samples = self.result["samples"]
-        low, high = wilson_interval(self.result[measure] / 100 * samples, samples)
-        return 100 * low, 100 * high
+        return wilson_interval(self.result[measure] / 100 * samples, samples)
 
     @cached_property
     def measured_on(self) -> dict[str, str]:

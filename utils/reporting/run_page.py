@@ -11,12 +11,13 @@ from urllib.parse import quote
 import numpy as np
 
 from ..machine.packages import is_installed
+from ..measures.compute import class_scores, margins
 from ..measures.findings import Findings, find
 from ..measures.outcomes import Outcomes
-from ..measures.table import MEASURES, measure_of
+from ..measures.table import Measure, known_measure
 from ..plural import counted
 from .answers import SampleNames
-from .classes import CLASSES_WITH_NUMBERS, class_scores
+from .classes import CLASSES_WITH_NUMBERS
 from .console import duration
 from .page import COLOURS, plot, write_page
 from .recorded import RecordedRun, read_runs
@@ -113,8 +114,7 @@ def write_run_page(
 # ---- the result ---------------------------------------------------------------------------------
 
 
-def _figure(name: str, value: float | None) -> str:
-    measure = measure_of(name)
+def _figure(measure: Measure, value: float | None) -> str:
     if value is None:
         return "undefined"
     return f"{value:.2f} %" if measure.percent else f"{value:.3f}"
@@ -127,16 +127,17 @@ def _result(run: RecordedRun, kind: str) -> dict:
         kind: a noun for a sample.
     """
     found, rows = run.result, []
-    names = [name for name in found if name in MEASURES or name.startswith("top")]
-    for name in sorted(names, key=lambda name: (name != "accuracy", name == "loss")):
-        interval, digits = run.interval(name), 1 if measure_of(name).percent else 3
+    measures = [one for one in map(known_measure, found) if one is not None]
+    for measure in sorted(measures, key=lambda one: (one.name != "accuracy", one.name == "loss")):
+        interval, digits = run.interval(measure.name), 1 if measure.percent else 3
         ends = "" if not interval else f"{interval[0]:.{digits}f} to {interval[1]:.{digits}f}"
-        rows.append((measure_of(name).title, _figure(name, found[name]), ends))
+        rows.append((measure.title, _figure(measure, found[measure.name]), ends))
+    (_, accuracy, interval_of_it), *_ = rows
     return {
         "rows": rows,
         "samples": counted(found["samples"], f"{SPLITS[found['split']]} {kind}"),
-        "accuracy": _figure("accuracy", found["accuracy"]),
-        "interval": next(ends for title, _, ends in rows if title == "accuracy"),
+        "accuracy": accuracy,
+        "interval": interval_of_it,
     }
 
 
@@ -229,7 +230,8 @@ def _classes(matrix: np.ndarray | None, classes: Sequence[str]) -> list[tuple[st
     """Name, samples, recall, precision and F1 of each class, the worst ones first."""
     if matrix is None:
         return []
-    scores = class_scores(matrix)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        scores = class_scores(margins(matrix))
     order = np.argsort(np.nan_to_num(scores["f1"], nan=2), kind="stable")[:LISTED]
 
     def told(key: str, label: int) -> str:
@@ -239,7 +241,7 @@ def _classes(matrix: np.ndarray | None, classes: Sequence[str]) -> list[tuple[st
     return [
         (
             classes[i],
-            f"{scores['samples'][i]:,}",
+            f"{matrix[i].sum():,}",
             *(told(k, i) for k in ("recall", "precision", "f1")),
         )
         for i in order.tolist()

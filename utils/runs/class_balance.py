@@ -1,6 +1,5 @@
 """The training loss for classes that are not equal, as the settings ask for it."""
 
-import csv
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 
 from ..checkpoints.checkpoint import Checkpoint
 from ..errors import UserError
-from ..files import reason
 from ..settings.classes import BY_COUNT
 from ..settings.yaml_file import Loader, read_yaml_file
 from ..tasks.task import Task
@@ -43,9 +41,8 @@ def class_balance(run: Run, task: Task, checkpoint: Checkpoint | None) -> ClassB
             f"class {classes[int(counts.argmin())]!r} has no training sample, which "
             f"{settings.corrections_by_count[-1]} needs: add some, or remove the class"
         )
-    weights, shift = None, None
-    if name is not None:
-        weights = class_weights(name, counts, classes).to(run.device)
+    weights = None if name is None else class_weights(name, counts, classes).to(run.device)
+    shift = None
     if settings.logit_adjustment:
         log_prior = np.log(counts / counts.sum())
         shift = torch.from_numpy(settings.logit_adjustment * log_prior).float().to(run.device)
@@ -55,15 +52,15 @@ def class_balance(run: Run, task: Task, checkpoint: Checkpoint | None) -> ClassB
     if weights is not None and (weights == 1).all():
         run.console.say(f"note: --class_weights {name}: all classes weigh the same, as without it")
         weights = None
-    listed = None if weights is None else weights.tolist()
-    if checkpoint is not None and checkpoint.run_info.get("class_weights") != listed:
+    balance = ClassBalance(settings.label_smoothing, weights, settings.focal_gamma, shift)
+    now = balance.run_info.get("class_weights")
+    if checkpoint is not None and checkpoint.run_info.get("class_weights") != now:
         raise UserError(
             f"--class_weights {name}: the run was started with other weights; put the old ones "
             "back, or start a new run"
         )
-    if weights is None and shift is None and not settings.focal_gamma:
-        return None
-    return ClassBalance(settings.label_smoothing, weights, settings.focal_gamma, shift)
+    is_plain = weights is None and shift is None and not settings.focal_gamma
+    return None if is_plain else balance
 
 
 def class_weights(name: str, counts: np.ndarray, classes: Sequence[str]) -> torch.Tensor:
@@ -76,57 +73,38 @@ def class_weights(name: str, counts: np.ndarray, classes: Sequence[str]) -> torc
     """
     by_count = {"balanced": counts, "sqrt": np.sqrt(counts)}
     weights = 1 / by_count[name] if name in by_count else read_weights(Path(name), classes)
-    largest = weights[counts > 0].max()
-    if largest == 0:
+    mean = weights @ counts / counts.sum()
+    if mean == 0:
         raise UserError(f"--class_weights {name}: give a class with training samples more than 0")
-    weights = weights / largest  # equal ones are now 1, to the bit
-    return torch.from_numpy(weights / (weights @ counts / counts.sum())).float()
+    return torch.from_numpy(weights / mean).float()
 
 
 def read_weights(path: Path, classes: Sequence[str]) -> np.ndarray:
-    """(classes,) float64: the weights in a YAML or CSV file of the user.
+    """(classes,) float64: the weights in a YAML file of the user.
 
     Raises:
-        UserError: it cannot be read, does not have each class once, or a weight is not a finite
-            number of 0 or more.
+        UserError: it cannot be read, does not have each class, or a weight is not a finite number
+            of 0 or more.
     """
-    flag, weights = f"--class_weights {path}", dict.fromkeys(classes, math.nan)
+    flag, found = f"--class_weights {path}", read_yaml_file(path, "--class_weights", AsText)
+    if not isinstance(found, dict):
+        raise UserError(f"{flag}: a line for each class is needed, as in cat: 2.5")
+    given = {normalize("NFC", str(name)): text for name, text in found.items()}
     known = {normalize("NFC", name): name for name in classes}
-    for row in _rows(path, flag):
-        if len(row) != 2:
-            raise UserError(f"{flag}: each line needs a class, a comma and its weight, not {row}")
-        name, text = known.get(normalize("NFC", str(row[0]))), row[1]
-        if name is None:
-            raise UserError(f"{flag}: there is no class {row[0]!r}; there are {_names(classes)}")
-        if not math.isnan(weights[name]):
-            raise UserError(f"{flag}: {name!r} is there twice; leave one of the two out")
-        try:
-            weights[name] = float(text)
-        except (TypeError, ValueError):  # YAML may have a list
-            weights[name] = math.nan
-        if not 0 <= weights[name] < math.inf:
-            raise UserError(f"{flag}: the weight of {name!r} is {text!r}; give a number, 0 or more")
-    missing = [name for name, weight in weights.items() if math.isnan(weight)]
-    if missing:
+    if unknown := [name for name in given if name not in known]:
+        raise UserError(f"{flag}: there is no class {unknown[0]!r}; there are {_names(classes)}")
+    if missing := [known[name] for name in known if name not in given]:
         raise UserError(f"{flag}: there is no weight for {_names(missing)}; add a line for each")
-    return np.array([*weights.values()])
-
-
-def _rows(path: Path, flag: str) -> Iterable[Sequence]:
-    """What each line of the file has."""
-    if path.suffix.lower() != ".csv":
-        found = read_yaml_file(path, "--class_weights", AsText)
-        if not isinstance(found, dict):
-            raise UserError(f"{flag}: a line for each class is needed, as in cat: 2.5")
-        return found.items()
-    try:
-        rows = [*csv.reader(path.read_text(encoding="utf-8-sig").splitlines())]
-    except OSError as error:
-        raise UserError(f"{flag}: {reason(error)}") from None
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{flag} is not a CSV file in UTF-8: {error}") from None
-    head = ["class", "weight"]
-    return [row for row in rows if row and [cell.strip().lower() for cell in row] != head]
+    weights = []
+    for name in known:
+        try:
+            weights.append(float(given[name]))
+        except (TypeError, ValueError):  # YAML may have a list
+            weights.append(math.nan)
+        if not 0 <= weights[-1] < math.inf:
+            weight = f"the weight of {known[name]!r} is {given[name]!r}"
+            raise UserError(f"{flag}: {weight}; give a number, 0 or more")
+    return np.array(weights)
 
 
 def _names(classes: Sequence[str]) -> str:
@@ -138,8 +116,8 @@ def notes(settings, counts: np.ndarray, classes: Sequence[str]) -> Iterable[str]
     by_count = settings.corrections_by_count
     if len(by_count) > 1:
         yield (
-            f"each of {', '.join(by_count[:-1])} and {by_count[-1]} corrects for how many samples "
-            "a class has, so together they correct too much: keep one of them"
+            f"each of {' and '.join(by_count)} corrects for how many samples a class has, so "
+            "together they correct too much: keep one of them"
         )
     uses_none = not (by_count or settings.class_weights or settings.focal_gamma)
     smallest = int(np.where(counts > 0, counts, counts.max()).argmin())

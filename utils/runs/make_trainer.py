@@ -43,7 +43,7 @@ from .records import open_metrics
 from .run import Run
 
 # Width of the 95 % interval of an accuracy of 80 % from which a validation split is called small.
-WIDE_INTERVAL = 0.1
+WIDE_INTERVAL = 10  # points
 
 
 def make_plan(run: Run, ready: Ready, checkpoint: Checkpoint | None) -> TrainingPlan:
@@ -98,7 +98,7 @@ def _note_small_validation(settings, task: Task, say: Callable[[str], None]) -> 
     if high - low > WIDE_INTERVAL:
         say(
             f"note: the validation split has {counted(samples, 'sample')}, on which an accuracy of "
-            f"80 % means {100 * low:.0f} to {100 * high:.0f} % (95 % interval), so that chance "
+            f"80 % means {low:.0f} to {high:.0f} % (95 % interval), so that chance "
             f"chooses among similar weights{advice}"
         )
 

@@ -146,11 +146,9 @@ class Report:
         alone."""
         if self.trainer.evaluation is not None:
             return self.trainer.evaluation
-        at_end, measures = self.trainer.progress.evaluated, self.ready.measures.further
-        values = {measure.name: at_end.get(measure.name) for measure in measures}
-        return Evaluation(
-            at_end["loss"], at_end["accuracy"], at_end["samples"], measures=measures, values=values
-        )
+        at_end = self.trainer.progress.evaluated
+        further = {one: at_end.get(one.name) for one in self.ready.measures.further}
+        return Evaluation(at_end["loss"], at_end["accuracy"], at_end["samples"], further=further)
 
     def _measure_best(self, last: Evaluation) -> Evaluation | None:
         """Of the weights that were best on the validation split; None if there are none, or they

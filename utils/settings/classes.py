@@ -8,7 +8,6 @@ from .mixing import overfitting_flag
 
 # Values of --class_weights that the counts of the classes decide; any other one is a file.
 BY_COUNT = ("balanced", "sqrt")
-FILES = (".yaml", ".yml", ".csv")
 
 
 @dataclass
@@ -17,7 +16,7 @@ class ClassSettings(Config):
         None,
         "Weight of each class in the training loss, which is then the weighted mean over an "
         "optimizer step. balanced: inversely proportional to the training samples of the class; "
-        "sqrt: to their square root; or a .yaml or .csv file of each class's name and weight",
+        "sqrt: to their square root; or a .yaml file of each class's name and weight",
         default_text="all weigh the same",
     )
     class_sampler: str = overfitting_flag(
@@ -42,19 +41,19 @@ class ClassSettings(Config):
     def validate(self):
         super().validate()
         name = self.class_weights
-        is_known = name is None or name in BY_COUNT or name.lower().endswith(FILES)
+        is_known = name is None or name in BY_COUNT or name.lower().endswith((".yaml", ".yml"))
         if self.action.trains and not is_known:
             raise UserError(
-                f"--class_weights {name}: give balanced, sqrt, or a .yaml or .csv file of each "
-                "class's name and weight"
+                f"--class_weights {name}: give balanced, sqrt, or a .yaml file with a line for "
+                "each class, as in cat: 2.5"
             )
 
     @property
     def corrections_by_count(self) -> list[str]:
         """The flags, as far as they are on, that make up for how many samples classes have."""
         given = {
-            f"--class_sampler {self.class_sampler}": self.class_sampler != "none",
-            f"--class_weights {self.class_weights}": self.class_weights in BY_COUNT,
-            f"--logit_adjustment {self.logit_adjustment:g}": self.logit_adjustment > 0,
+            "--class_sampler": self.class_sampler != "none",
+            "--class_weights": self.class_weights in BY_COUNT,
+            "--logit_adjustment": self.logit_adjustment > 0,
         }
         return [flag for flag, is_on in given.items() if is_on]

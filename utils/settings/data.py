@@ -34,11 +34,11 @@ class DataSettings(Config):
         low=0,
         below=1,
     )
-    group_column: str = data_flag(
-        "ask",
+    group_column: str | None = data_flag(
+        None,
         "Column of your tables and lists, by name or number from 1, that tells which samples "
         "belong together, such as patient or author: --val_fraction and --test_fraction keep them "
-        "in one split; none: none do; ask: a note where some column looks so",
+        "in one split",
         essential=True,
     )
     # As `dataset`.

@@ -42,12 +42,12 @@ class PictureSettings(Config):
         None, "Folder of the pictures in your lists, relative to the lists'; also with --predict",
         default_text="found, or asked for", resume="free", essential=True,
     )  # fmt: skip
-    group_by: str = data_flag(
-        "ask",
+    group_by: str | None = data_flag(
+        None,
         "Which of your pictures belong together, as those of a patient, so that --val_fraction and "
         "--test_fraction keep them in one split. folder: those in a folder (below the class's); "
         "or a regular expression: those in whose paths, within --data_dir, its (group) matches the "
-        r"same, as in '(patient\d+)_'; none: none do; ask: a note where names look so",
+        r"same, as in '(patient\d+)_'",
         essential=True,
     )
     image_size: int | None = data_flag(
@@ -293,10 +293,10 @@ class PictureSettings(Config):
         self._check_sizes()
         self._check_decoding()
         self._auto_augment()  # raises UserError if there is no such policy
-        if "ask" not in (self.group_by, self.group_column):
+        if self.group_by is not None and self.group_column is not None:
             raise UserError("--group_by and --group_column both tell groups: leave one of them out")
         try:
-            re.compile(self.group_by)
+            re.compile(self.group_by or "")
         except re.error as error:
             what = f"--group_by {self.group_by}: not a regular expression"
             raise UserError(f"{what} ({error}): correct it") from None

@@ -168,11 +168,9 @@ class RunSettings(Config):
             self._need_evaluations("--sched plateau")
         if not self.final_test:
             self._need_evaluations("--no_final_test")
-        asked = [*names_in(self.metrics), *([] if self.best_by is None else [self.best_by])]
-        for name in (name for name in asked if name in OF_SKLEARN):
-            require(
-                f"{'--best_by' if name == self.best_by else '--metrics'} {name}", "scikit-learn"
-            )
+        for flag, names in ("best_by", [self.best_by]), ("metrics", names_in(self.metrics)):
+            if asked := OF_SKLEARN.intersection(names):
+                require(f"--{flag} {asked.pop()}", "scikit-learn")
         save_interval(self.save_every)
         if self.export == "onnx":
             require("--export onnx", "onnx", "onnxscript")

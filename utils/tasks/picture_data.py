@@ -73,9 +73,8 @@ def _for_all_of(path: str, settings: ImageSettings, card: ModelCard) -> ImageSet
         raise UserError(f"--eval_data {path}: the model takes gray pictures; use --predict")
     kind = "csv" if os.path.isfile(path) else "imagefolder"
     changed: dict[str, Any] = {"dataset": kind, "data_dir": path, "image_size": card.height}
-    changed |= dict.fromkeys(("eval_size", "test_fraction", "subset"))
+    changed |= dict.fromkeys(("eval_size", "test_fraction", "subset", "group_by", "group_column"))
     changed |= {"val_fraction": 0.0, "val_is_validation": False, "mixup": "none"}
-    changed |= dict.fromkeys(("group_by", "group_column"), "none")
     return dataclasses.replace(settings, **changed)
 
 

@@ -71,8 +71,6 @@ def text_request(settings: TextSettings) -> TextRequest:
     def path(name: str | None) -> Path | None:
         return None if name is None else Path(name)
 
-    is_given = not settings.val_fraction and settings.test_file is not None  # nothing is held out
-    by = settings.group_column
     return TextRequest(
         data_dir=Path(settings.data_dir),
         train_file=path(settings.train_file),
@@ -85,7 +83,7 @@ def text_request(settings: TextSettings) -> TextRequest:
         encoding=settings.encoding,
         header=settings.header,
         max_bad=settings.max_bad,
-        group_column="none" if is_given and by == "ask" else by,
+        group_column=settings.group_column,
         # A recipe's gives way to a test file.
         test_fraction=None if settings.test_file else settings.test_fraction,
     )

@@ -1,9 +1,8 @@
 """Evaluation: every sample once, in evaluation mode, by counts."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -12,10 +11,11 @@ from torch import Tensor, nn
 
 from ..exchange import Exchange
 from ..machine.backends import search_plans
-from ..measures.compute import Interval, wilson_interval
-from ..measures.measures import Measures, figures_text
+from ..measures.compute import Interval, interval_of, wilson_interval
+from ..measures.measures import Measures
 from ..measures.outcomes import Outcomes
 from ..measures.table import MEASURES, Measure
+from ..measures.tally import Counts, Tally
 from .objective import SUMS, Precision, classification_sums, figures, stacked
 
 
@@ -24,32 +24,35 @@ class Evaluation:
     loss: float  # mean cross-entropy, without label smoothing
     accuracy: float  # per cent
     samples: int
-    # (classes, classes) int64 where it was asked for: rows are the classes, columns what the
-    # model took them for
-    confusion: np.ndarray | None = None
     # Loss and accuracy of the mean probabilities of each picture and its mirror image (`flip`)
     flip_loss: float | None = None
     flip_accuracy: float | None = None
-    # Further measures, their values by name (None: undefined), and what computes the intervals.
-    measures: Sequence[Measure] = ()
-    values: dict[str, float | None] = field(default_factory=dict)
-    further_intervals: Callable[[], dict[str, Interval]] = dict
+    # Values of further measures (None: undefined), and the counts that they are made of.
+    further: dict[Measure, float | None] = field(default_factory=dict)
+    counts: Counts = field(default_factory=dict)
     outcomes: Outcomes | None = None  # the answer to each sample, where they were recorded
 
     @property
     def figures(self) -> dict:
         """For the metrics and the summary."""
         known = {"loss": self.loss, "accuracy": self.accuracy, "samples": self.samples}
-        return known | self.values
+        return known | {measure.name: value for measure, value in self.further.items()}
+
+    @property
+    def confusion(self) -> np.ndarray | None:
+        """(classes, classes) int64 where it was counted: rows are the classes, columns what the
+        model took them for."""
+        return self.counts.get("confusions")
 
     def intervals(self) -> dict[str, Interval]:
         """{name: 95 % interval}; of further measures computed here, in up to some seconds."""
-        return {"accuracy": self._accuracy_interval} | self.further_intervals()
+        found = {m.name: interval_of(m, self.counts) for m in self.further if self.counts}
+        known = {name: interval for name, interval in found.items() if interval is not None}
+        return {"accuracy": self._accuracy_interval} | known
 
     @property
     def _accuracy_interval(self) -> Interval:
-        low, high = wilson_interval(self.accuracy / 100 * self.samples, self.samples)
-        return 100 * low, 100 * high
+        return wilson_interval(self.accuracy / 100 * self.samples, self.samples)
 
     @property
     def flip_figures(self) -> dict:
@@ -61,9 +64,9 @@ class Evaluation:
     def in_words(self, intervals: dict[str, Interval] | None = None) -> str:
         """The accuracy and the further measures, with their intervals if these are given; else only
         the accuracy with its own."""
-        shown = MEASURES["accuracy"], *self.measures
         intervals = intervals or {"accuracy": self._accuracy_interval}
-        return figures_text(shown, self.figures, intervals)
+        values = {MEASURES["accuracy"]: self.accuracy} | self.further
+        return ", ".join(m.text(value, intervals.get(m.name)) for m, value in values.items())
 
 
 def evaluate(
@@ -91,7 +94,9 @@ def evaluate(
     search_plans(False)  # the trainer decides again for each of its micro-batches
     # Of the samples as they are, and with their mirror images.
     sums = torch.zeros(2, len(SUMS), dtype=torch.float64, device=precision.device)
-    tally = None if measures is None else measures.tally(precision.device, confusions)
+    tally = None
+    if measures is not None:
+        tally = Tally(measures.classes, precision.device, measures.further, confusions)
     try:
         # Not inference_mode: weights that FSDP gathers in the forward pass, or what a model of the
         # user's keeps of it, are needed in training.
@@ -123,13 +128,7 @@ def evaluate(
     result = Evaluation(**figures(plain), samples=int(plain["samples"]), outcomes=outcomes)
     if measures is not None and tally is not None:
         counts = tally.counts(exchange)
-        result = replace(
-            result,
-            confusion=counts.confusions,
-            measures=measures.further,
-            values=measures.values(counts, exchange),
-            further_intervals=partial(measures.intervals, counts),
-        )
+        result = replace(result, further=measures.values(counts, exchange), counts=counts)
     if not flip:
         return result
     mean = figures(flipped)

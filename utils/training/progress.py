@@ -87,16 +87,11 @@ class Progress:
         lowest = self.lowest_val_loss
         falls = self.best_val_accuracy is None if lowest is None else loss < lowest
         most, before = self.best_val_accuracy, self.best_val_loss  # None: not finite, or not known
-        if most is None:
-            best = True
-        elif by.name == "loss":
-            best = math.isfinite(loss) and (before is None or loss < before)
-        else:
-            is_accuracy = by.name == "accuracy"
-            now, then = (accuracy, most) if is_accuracy else (value, self.best_val_value)
-            tie = now == then and before is not None and loss < before
-            best = by.is_better(now, then) or tie
         finite = loss if math.isfinite(loss) else None  # JSON has no infinity
+        known = {"accuracy": (accuracy, most), "loss": (finite, before)}
+        now, then = known.get(by.name, (value, self.best_val_value))
+        tie = now == then and before is not None and loss < before
+        best = most is None or by.score(now) > by.score(then) or tie
         if falls or lowest is None:
             self.lowest_val_loss = finite
         if best:

@@ -314,21 +314,17 @@ class Trainer:
     def _update_best(self, evaluation: Evaluation, epochs_done: float) -> tuple[bool, str]:
         """(whether these weights are the best so far, a note for the log line)."""
         progress, by, note = self.progress, self.plan.best_by, ""
-        decides = MEASURES["accuracy"] if by is None else by
-        accuracy, loss, value = (
-            evaluation.accuracy,
-            evaluation.loss,
-            evaluation.figures[decides.name],
-        )
-        best, falls = progress.take_validation(accuracy, loss, decides, value)
+        decides = by or MEASURES["accuracy"]
+        loss, value = evaluation.loss, evaluation.figures[decides.name]
+        best, falls = progress.take_validation(evaluation.accuracy, loss, decides, value)
         progress.since_best = 0 if best or falls else progress.since_best + 1
         if best:
             progress.best_step, progress.best_epoch = progress.step, epochs_done
             note = " (best)"
-        observed = loss if by is None else by.to_fall(value)
+        observed = loss if by is None or by.name == "loss" else 100 - by.score(value)
         if self.steps.schedule.observe(observed):
-            what = MEASURES["loss"] if by is None else by
-            note += f"; no {what.better_text}: the learning rate falls"
+            followed = by or MEASURES["loss"]
+            note += f"; no {followed.better_text}: the learning rate falls"
         progress.stopped_early = self._stops_early()
         if progress.stopped_early:
             evaluations = counted(progress.since_best, "evaluation")

@@ -26,7 +26,7 @@ from ...errors import Faults, UserError
 from ...files import reason
 from ...plural import counted
 from ..class_names import by_form, merged_note
-from ..texts.columns import find_column, find_group_column, likely_group_column
+from ..texts.columns import find_column, find_group_column
 from ..texts.files import Table, read_table
 from .file_formats import picture_endings
 from .image_data import ImageData, PictureRequest
@@ -80,9 +80,6 @@ def load_csv(name: str, request: PictureRequest) -> ImageData:
             listings[split], firsts[split] = _read_list(
                 table, pictures, columns, classes, request.on_bad, faults, group
             )
-            if request.looks_for_groups and len(listings) == 1:
-                likely = likely_group_column(table, named, columns[2], columns[:2])
-                listings[split].notes.extend(likely)
         classes = next(iter(listings.values())).classes if listings else None
         if not classes:
             break

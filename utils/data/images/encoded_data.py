@@ -72,7 +72,7 @@ def load_encoded(
     }
     used = by_use(splits, classes, request.test_fraction, groups or {})
     what = [found.index.fingerprint, classes, image_size, form.crop_ratio, request.test_fraction]
-    what += [used["train"].groups.key] if groups else []
+    what += [used["train"].groups.names.tolist()] if groups else []
     key = hashlib.sha256(json.dumps(what + form.key()).encode()).hexdigest()
     size = sum(map(len, labels.values())) * 3 * image_size**2 / 1e9
     statistics = kept_statistics(

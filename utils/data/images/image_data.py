@@ -69,8 +69,8 @@ class PictureRequest:
         decode: "once", into the cache; "always", while training; "auto", by their size. Shards are
             always decoded while training.
         form: how a file becomes a picture; with "once" its `crop_ratio` is 1.
-        group_by: how names of files tell which belong together (`groups_of_files`); "none": they do
-            not; "ask": a note points out names that look so, where pictures are divided.
+        group_by: how names of files tell which belong together (`groups_of_files`); None: they do
+            not, but a note points out names that look so, where pictures are divided.
         val_fraction: that the caller holds out of the training pictures.
         classes: of a trained model; all labelled pictures of an imagefolder, or of a list, are then
             both `train` and `test`.
@@ -96,20 +96,13 @@ class PictureRequest:
     image_column: str | None = None
     label_column: str | None = None
     image_dir: str | None = None
-    group_column: str = "ask"
-    group_by: str = "ask"
+    group_column: str | None = None
+    group_by: str | None = None
     val_fraction: float = 0.0
 
     @property
     def threads(self) -> int:
         return max(1, usable_cores() if self.workers is None else self.workers)
-
-    @property
-    def looks_for_groups(self) -> bool:
-        """Whether a note points out what looks like groups: nothing is said of them, and some
-        pictures are held out."""
-        holds_out = self.test_fraction is not None or self.val_fraction > 0
-        return holds_out and self.group_by == self.group_column == "ask"
 
 
 class PictureSplit(Protocol):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ...errors import UserError
 from ...plural import counted
-from ..groups import ASK, NONE, Groups, groups_of, groups_of_files, likely_files
+from ..groups import Groups, groups_of, groups_of_files, likely_files
 from ..splits import TEST_SEED
 from .cache import VERSION, build_cache, of_files, open_cache
 from .decode import strict_pillow
@@ -104,16 +104,19 @@ def _groups(
 ) -> dict[str, Groups]:
     """Those of the files of each split; empty if none are asked for. `notes`, the data set's, is
     given lines on groups and on what looks like some."""
-    by, first = request.group_by, next(iter(listings))
+    by, column = request.group_by, request.group_column
     paths = {split: [file.path for file in one.files] for split, one in listings.items()}
-    if request.looks_for_groups:
-        notes += likely_files(paths[first], listings[first].labels)
-    if by in (ASK, NONE):
-        names = {split: one.groups for split, one in listings.items()}
-        return groups_of(f"--group_column {request.group_column}", names, notes)
-    below_class = name == "imagefolder"
-    names = {split: groups_of_files(paths[split], by, below_class) for split in paths}
-    return groups_of(f"--group_by {by}", names, notes)
+    if by is not None:
+        below_class = name == "imagefolder"
+        names = {split: groups_of_files(paths[split], by, below_class) for split in paths}
+        return groups_of(f"--group_by {by}", names, notes)
+    if column is not None:
+        in_lists = {split: one.groups for split, one in listings.items()}
+        return groups_of(f"--group_column {column}", in_lists, notes)
+    if request.test_fraction is not None or request.val_fraction:  # something is held out
+        split, first = next(iter(listings.items()))
+        notes += likely_files(paths[split], len(first.classes))
+    return {}
 
 
 def _load_decoded(
@@ -148,7 +151,7 @@ def _load_decoded(
     statistics, fingerprint = (index.mean, index.std), index.fingerprint
     if request.test_fraction is not None or groups:  # one cache, for any fraction and groups
         division = f"{fingerprint} {request.test_fraction!r} {TEST_SEED}"
-        division += f" {used['train'].groups.key}" if groups else ""
+        division += json.dumps(used["train"].groups.names.tolist()) if groups else ""
         fingerprint = hashlib.sha256(division.encode()).hexdigest()
         statistics = kept_statistics(folder, fingerprint, lambda: channel_statistics(used["train"]))
     data = ImageData(

@@ -16,7 +16,6 @@ from tokenizers import Tokenizer
 from ...errors import UserError
 from ...files import reason
 from ...plural import counted
-from ..groups import NONE
 from ..splits import divide
 from .csv_texts import repeated_texts
 from .encodings import BY_ROW
@@ -83,7 +82,7 @@ def load_tokenized(
     }
     if name == "csv" or request.encoding not in (None, BY_ROW):
         settings["reading"] = [request.encoding, request.header, request.max_bad]
-    if name == "csv" and request.group_column != NONE:
+    if name == "csv" and request.group_column is not None:
         settings["groups"] = request.group_column
     folder = Path(cache_dir) / f"text-{_key(source, settings)}"
     cached = open_cache(folder)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from ...errors import UserError
 from ...plural import counted
-from ..groups import ASK, LOOKED_AT, NONE, advice
 from .files import Table
 
 # The first of LABEL_NAMES that a header has is the class; all of TEXT_NAMES in it are text.
@@ -32,11 +31,6 @@ OTHER_NAMES = (
     "at", "on", "by", "author", "user", "username", "name", "email", "url", "link", "language",
     "country", "city", "phone", "ip", "split",
 )  # fmt: skip
-# Columns of groups, perhaps.
-_GROUP_NAME = re.compile(
-    r"(patient|person|participant|author|writer|speaker|user|username|customer|client|session|"
-    r"conversation|thread|group)s?( (id|name|number))?|(subject|case|study|donor|document) id"
-)
 _SURE_NAMES = ("label", "labels", "class", "text", "texts")  # of columns, even where others are odd
 _SAMPLE_ROWS = 2000  # that are looked at
 _LONGEST_NAME = 40  # characters of a column's name
@@ -80,7 +74,7 @@ def choose_columns(
     classes: Collection[str] = (),
     needs_label: bool = True,
     header: bool | None = None,
-    group_column: str = NONE,
+    group_column: str | None = None,
 ) -> Columns:
     """The columns named by the user, and found for those that are not.
 
@@ -92,8 +86,7 @@ def choose_columns(
         needs_label: whether a table without a class is an error.
         header: whether the first row names the columns, unless a class in it says that it does not;
             None: to be found.
-        group_column: see `find_group_column`; if it is ASK, and no classes are known, the note
-            points out a column that looks like groups.
+        group_column: see `find_group_column`.
 
     Raises:
         UserError: a column is missing or both text and class, the table has too few, or the user
@@ -141,8 +134,6 @@ def choose_columns(
     if not texts:
         texts = _guess_texts(table, cells, [j for j in rest if j not in (label, group)], names)
     note = _note(table, names, texts, label, header, group)
-    if group_column == ASK and not classes:
-        note = "; ".join([note, *likely_group_column(table, names, header, (*texts, label))])
     return Columns(texts, label, header, note, group)
 
 
@@ -197,26 +188,14 @@ def find_column(table: Table, names: list[str], column: str, flag: str | None) -
     )
 
 
-def find_group_column(table: Table, names: list[str], column: str, required: bool) -> int | None:
-    """The index of --group_column; None if it asks for no column, or if the table has none of that
-    name and is not `required` to."""
-    if column in (ASK, NONE) or not (required or _has_name(names, column)):
+def find_group_column(
+    table: Table, names: list[str], column: str | None, required: bool
+) -> int | None:
+    """The index of --group_column; None if it is not given, or if the table has none of that name
+    and is not `required` to."""
+    if column is None or not (required or _has_name(names, column)):
         return None
     return find_column(table, names, column, "--group_column")
-
-
-def likely_group_column(
-    table: Table, names: list[str], header: bool, taken: Collection[int | None]
-) -> list[str]:
-    """A line if a column that is not `taken` has a name of groups, and values that are repeated."""
-    rows = [row.cells for row in table.rows[header:][:LOOKED_AT] if row.problem is None]
-    for place, name in enumerate(names):
-        if place in taken or not _GROUP_NAME.fullmatch(_plain(name)):
-            continue
-        cells = [cells[place] for cells in rows if cells[place]]
-        if 5 <= len({*cells}) <= 0.8 * len(cells):
-            return [advice(f"rows with the same {name}", "--group_column", name)]
-    return []
 
 
 def _has_name(names: list[str], column: str) -> bool:

@@ -93,8 +93,8 @@ class TextRequest:
             the same rows (csv without a test file only).
         encoding, header: see `decode` in encodings.py, and `choose_columns` in columns.py.
         max_bad: the largest fraction of the rows of a file that `on_bad` "skip" leaves out.
-        group_column: name or number of the column with the group of a text (csv only); "none": no
-            groups; "ask": a note points out what looks like groups.
+        group_column: name or number of the column with the group of a text (csv only); None: no
+            groups.
     """
 
     data_dir: Path
@@ -109,7 +109,7 @@ class TextRequest:
     encoding: str | None = None
     header: bool | None = None
     max_bad: float = MAX_BAD
-    group_column: str = "none"
+    group_column: str | None = None
 
 
 @dataclass(frozen=True)
