@@ -20,6 +20,7 @@ tuning_flag = partial(setting, group=GROUP)
 READ_AS = {
     "epochs": "trial_epochs",
     "epoch": "trial_epochs",
+    "e": "trial_epochs",
     "num_train_epochs": "trial_epochs",
     "subset": "trial_subset",
     "val_fraction": "trial_val_fraction",
@@ -29,6 +30,7 @@ READ_AS = {
 REFUSED = {
     "resume": "the same command continues a search",
     "max_steps": "the length of a trial is --epochs",
+    "steps_per_epoch": "trials train on parts of the data",
     "epochs_for_sched": "a schedule spans the epochs of its trial",
     "distributed": "a trial is one process; --jobs trains several at once",
     **dict.fromkeys(("dry_run", "profile"), "it belongs to a single run"),
@@ -157,7 +159,7 @@ def for_trials(argv: list[str]) -> list[str]:
 
     def replaced(word: str) -> str:
         name, equals, value = word.partition("=")
-        plain = name[2:].replace("-", "_") if name.startswith("--") else ""
+        plain = name.lstrip("-").replace("-", "_") if name.startswith("-") else ""
         return f"--{READ_AS[plain]}{equals}{value}" if plain in READ_AS else word
 
     return [replaced(word) for word in argv]

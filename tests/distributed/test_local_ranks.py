@@ -309,3 +309,32 @@ def test_the_code_of_the_page_trains_two_workers(worlds):
     said = "20 averagings in 200 steps; 100 of 100 right"
     assert f"This prints `{said}`" in page
     assert worlds(2).run(of_the_page, block) == [f"{said}\n"] * 2
+
+
+def as_the_paper_has_it(exchange) -> tuple[list[bool], list[int], float]:
+    """The calls of hmgxr128/QSR's README, without an exchange; then the largest difference between
+    two workers' moments."""
+    model = network()
+    adamw = torch.optim.AdamW(model.parameters(), 0.01)
+    optimizer = LocalOptimizer(
+        optim=adamw, warmup_steps=4, total_steps=12, alpha=0.02, power=2.0, min_h=2, init_h=3,
+        step_ctr=0, optim_fields_to_average=["exp_avg"],
+    )  # fmt: skip
+    averaged, lengths = [], []
+    for step in range(12):
+        backward(model, model, step, exchange.rank)
+        averaged.append(optimizer.step())
+        optimizer.zero_grad()
+        if averaged[-1]:
+            optimizer.adjust_h()
+            lengths.append(optimizer.get_local_step())
+    moments = torch.cat([s["exp_avg"].reshape(-1) for s in optimizer.state.values()])
+    first, second = exchange.gather(torch.cat([weights(model), moments]))
+    return averaged, lengths, (first - second).abs().max().item()
+
+
+def test_without_an_exchange_all_processes_are_workers(worlds):
+    for averaged, lengths, difference in worlds(2).run(as_the_paper_has_it):
+        # Two rounds of the warm-up; then (0.02 / 0.01) ** 2 steps, and what is left.
+        assert [step for step, done in enumerate(averaged) if done] == [2, 5, 9, 11]
+        assert lengths == [3, 4, 2, 1] and difference == 0

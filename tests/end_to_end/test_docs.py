@@ -17,8 +17,9 @@ from utils.launch.flags import FLAGS as LAUNCH_FLAGS
 from utils.optim.schedules import SCHEDULES
 from utils.optim.table import OPTIMIZERS
 from utils.runs.advice import phase_advice
-from utils.settings.aliases import ALIASES, GIVES_WAY, PART_OF, SHORT_FOR
+from utils.settings.aliases import ALIASES, GIVES_WAY, MEANINGS, PART_OF, SHORT_FOR
 from utils.settings.config import INVOCATION_ONLY, fields, parse
+from utils.settings.elsewhere import BY_VALUE
 from utils.training.log import NOTABLE
 from utils.training.objective import Precision
 
@@ -37,7 +38,7 @@ def test_flags_that_are_named_exist():
     own = {name for entry in ENTRIES.values() for name in fields(entry.Settings)}
     own |= {*fields(TuningFlags), *READ_AS}
     known = own | {f"no_{name}" for name in own} | set(ALIASES) | set(SHORT_FOR)
-    known |= {*PART_OF, *LAUNCH_FLAGS}
+    known |= {*PART_OF, *LAUNCH_FLAGS, *BY_VALUE, *MEANINGS}
     foreign = {"help", "shm-size", "logdir"}  # docker's, TensorBoard's
     foreign |= {"nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "requeue"}  # Slurm's
     foreign |= {"ntasks", "kill-on-bad-exit", "nproc-per-node", "nproc_per_node", "hostfile"}

@@ -83,7 +83,14 @@ def test_config_yaml_is_a_recipe(capfd):
 
 def test_a_folder_that_has_a_run_is_refused(fails):
     assert main([*SHAPES, "--output", "run"]) == 0
-    assert "already holds a run: resume it with --resume run" in fails(*SHAPES, "--output", "run")
+    said = fails(*SHAPES, "-n", "run")
+    assert "already holds a run: resume it with --resume run" in said and "--output run-2" in said
+
+
+def test_another_number_of_steps_than_the_data_make_is_refused(fails):
+    said = fails(*SHAPES, "--steps_per_epoch", "5000", "--output", "run")
+    assert "--steps_per_epoch 5000: the data make " in said and "; leave the flag out, or" in said
+    assert not Path("run").exists()
 
 
 def test_a_name_that_is_too_long_is_one_line(fails):

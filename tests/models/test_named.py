@@ -40,6 +40,10 @@ class Unread(nn.Module):
 class Unnamed(Net):
     def forward(self, x):
         return undefined(x)
+
+class Fixed(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(3072, 10))
 """
 PICTURES = {"height": 32, "width": 32, "channels": 3}
 
@@ -209,6 +213,9 @@ def test_a_class_of_ones_own(tmp_path):
     refused("Unread(classes) failed in line 25: FileNotFoundError: ", "nowhere.pth",
             place=f"{file}:Unread", **wrong)  # fmt: skip
     model = named.own_class(f"{file}:Unnamed", 5, {})
+    fixed = named.own_class(f"{file}:Fixed", 5, {})
+    refused("answers a picture with (1, 10), not with (1, 5)", function=named.check_pictures,
+            model=fixed, name=f"{file}:Fixed", classes=5, **PICTURES)  # fmt: skip
     refused("32x32 pixels in 3 channels in line 29: NameError: name 'undefined' is not defined",
             function=named.check_pictures, model=model, name=f"{file}:Unnamed", classes=5,
             **PICTURES)  # fmt: skip

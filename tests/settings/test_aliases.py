@@ -3,10 +3,12 @@
 import pytest
 from settings_of_pictures import FIELDS, NEEDS, another_value, flags_for, refused, settings_of
 
+import vit_test
 from resnet50_test import Settings
 from utils.settings import TextSettings
-from utils.settings.aliases import ALIASES, LOCAL, VALUE_ALIASES
-from utils.settings.config import DEFAULT, parse, to_yaml
+from utils.settings.aliases import ALIASES, LOCAL, MEANINGS, VALUE_ALIASES
+from utils.settings.config import DEFAULT, fields, parse, to_yaml
+from utils.settings.elsewhere import BY_VALUE, PRESETS
 
 
 @pytest.mark.parametrize("alias", sorted(ALIASES.keys() - {"drop", "max_seq_length"}))
@@ -117,3 +119,111 @@ def test_an_alpha_with_two_meanings_is_refused():
         assert "--mixup 0.0175" in text and "--qsr_alpha 0.0175" in text
     both = settings_of("--distributed", "--strategy", "local", "--mixup", "0.3")
     assert (both.mixup, both.alpha) == ("fixed", 0.3)
+
+
+# ---- flags that are no settings here ------------------------------------------------------------
+
+# The keys that the recipes of the QSR repository have.
+OF_QSR = {
+    "bn": 1, "total_batch_size": 256, "physical_batch_size": 32, "bn_batches": 12, "nw": 6,
+    "optimizer": "localsgd", "max_lr": 0.4, "wd": 0.0002, "warmup": 1, "warmup_epochs": 2,
+    "momentum": 0.8, "nesterov": 0, "beta1": 0.9, "beta2": 0.99, "epochs": 10,
+    "epochs_for_sche": 20, "label_smoothing": 0.2, "scheduler": "step", "decay_points": [4, 7],
+    "steps_per_epoch": 39, "group_weight": 0, "log_per_step": 0,
+}  # fmt: skip
+
+
+def test_flags_from_elsewhere_are_none_of_ours_and_stand_for_settings_of_an_entry():
+    known = {*FIELDS, *fields(vit_test.Settings)}
+    # Some of their values are translated, all others are the setting's own.
+    ours = {"data_dir", "device", "model", "optimizer", "steps_per_epoch"}
+    assert known & BY_VALUE.keys() == ours
+    assert not (BY_VALUE.keys() | MEANINGS.keys()) & ALIASES.keys()
+    assert BY_VALUE.keys() >= {*PRESETS}
+    cases = [case for by_value in BY_VALUE.values() for case in by_value.values()]
+    assert all(isinstance(case, str) or {*case} <= known | {"note"} for case in cases)
+
+
+def test_a_recipe_of_the_qsr_repository(write):
+    lines = []
+    argv = [
+        "--config",
+        write(OF_QSR | {"model": "resnet152"}),
+        "--alpha",
+        "0.2",
+        "--opt",
+        "localsgd",
+    ]
+    settings, origin = parse(Settings, [*map(str, argv)], "", lines.append)
+    assert (settings.depth, settings.global_batch, settings.batch_size) == (152, 256, 32)
+    assert (settings.strategy, settings.optimizer, settings.nesterov) == ("local", "sgd", False)
+    assert (settings.qsr_alpha, settings.bn_batches, settings.decay_all) == (0.2, 12, True)
+    assert (settings.sched, settings.milestones, settings.log_every) == ("multistep", "4,7", 20)
+    assert (settings.steps_per_epoch, settings.drop_last) == (39, True)
+    assert origin["depth"] == "YAML" and f"depth: 152  # {origin['depth']}" in to_yaml(
+        settings, origin
+    )
+    notes = [line.partition(" (")[0] for line in lines if line.startswith("note: bn 1")]
+    assert notes == ["note: bn 1: it follows from the model"]
+    text = refused(
+        "--config", write({"steps_per_epoch": 3, "warmup": 5, "hostfile": "x", "epocs": 3})
+    )
+    assert "unknown settings 'epocs', did you mean epochs?; hostfile x: HOSTFILE=FILE bash" in text
+    assert text.endswith("; warmup 5: write --warmup_epochs 5 or --warmup_steps 5")
+
+
+def test_a_flag_stands_for_settings_which_may_be_given_beside_a_preset():
+    def of(*argv):
+        lines = []
+        return parse(vit_test.Settings, [*argv, "--device", "cpu"], "", lines.append)[0], lines
+
+    vit, lines = of(
+        "--model", "vit_base", "--dim", "96", "--strong-aug", "1", "--mixup-alpha", "0.4"
+    )
+    assert (vit.model, vit.patch_size, vit.dim, vit.ffn) == ("vit", 16, 96, 3072)
+    assert (vit.pooling, vit.positions, vit.image_size) == ("mean", "sincos", 224)
+    assert (vit.auto_augment, vit.alpha, vit.mixup_mode) == ("rand-m10-n2", 0.4, "block")
+    assert "--dim" not in lines[0] and "--layers 12" in lines[0]
+    assert lines[1].startswith(
+        "note: --strong-aug 1: taken as --auto_augment rand-m10-n2 --mixup_m"
+    )
+    plain, lines = of("--log-per-step", "0", "--strong-aug", "0", "--resume-pth", "None")
+    assert (plain.log_every, plain.mixup, lines) == (20, "none", [])
+    every, _ = of("--log-per-step", "1", "--save-freq", "30")
+    assert (every.log_every, every.save_every) == (1, "30e")
+    assert of("--opt", "momentum")[0].optimizer == "sgd"
+    bare, _ = of("--no-aug")
+    assert (bare.crop_padding, bare.hflip) == (0, 0.0)
+
+
+def test_rounds_of_the_qsr_repository_without_alpha_are_constant():
+    flags = ["--distributed", "--optimizer", "localadamw", "--init-h", "4", "--min-h", "2"]
+    settings = settings_of(*flags, "--power", "2.0", "--alpha", "0")
+    assert (settings.sync_rule, settings.sync_base) == ("constant", 4)
+    assert settings_of(*flags, "--alpha", "0.01").sync_rule == "qsr"
+
+
+def test_the_folder_of_all_runs_and_the_name_of_one():
+    for argv in (["-n", "a", "-p", "runs/"], ["--model_path=runs", "--exp_name=a"]):
+        assert settings_of(*argv).output == "runs/a"
+    assert settings_of("-p", "10").log_every == 10  # --print-freq of PyTorch's example
+    for data, name, value in (
+        ("cifar100", "dataset", "cifar100"),
+        ("./datasets/", "data_dir", "./datasets/"),
+    ):
+        assert getattr(settings_of("-d", data), name) == value
+
+
+@pytest.mark.parametrize("argv", [["-lr", "1"], ["-epochs=3"], ["-pretrained"]])
+def test_a_long_flag_with_one_hyphen_is_not_a_short_one_with_its_rest_as_value(argv):
+    flag = argv[0].partition("=")[0]
+    assert refused(*argv) == f"unknown flag {flag}, did you mean -{flag}?"
+
+
+def test_values_that_other_parsers_take():
+    assert settings_of("--nesterov", "0").nesterov is False
+    assert settings_of("--eval-on-start=1").eval_on_start is True
+    assert settings_of("--depth", "18.0").depth == 18
+    assert "'18.5' is not" in refused("--depth", "18.5")
+    assert settings_of("--optimizer", "FusedAdam").optimizer == "fusedadam"
+    assert settings_of("--clip", "inf").clip == 0

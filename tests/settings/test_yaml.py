@@ -30,7 +30,7 @@ from utils.settings.config import COMMAND_LINE, DEFAULT, FILE, parse, to_yaml
         ("milestones: {30: 60}", ["milestones", "is not a text, a number, or a list of these"]),
         ("mixup: true", ["mixup", "True is not one of none, fixed"]),
         ("output: {a: b}", ["output", "a text"]),
-        ("compile: 1", ["compile", "true or false"]),
+        ("compile: 2", ["compile", "true or false"]),
         ("lr: .inf", ["lr", "above 0"]),
         ("label_smoothing: 1", ["label_smoothing", "below 1"]),
         ("dataset: cifar11", ["dataset", "did you mean cifar10?"]),

@@ -156,6 +156,11 @@ class ProcessExchange(Exchange):
         return whole[:length]
 
 
+def default_exchange() -> Exchange:
+    """With all processes of the default group, or of this process alone if there is no group."""
+    return ProcessExchange() if dist.is_available() and dist.is_initialized() else Exchange()
+
+
 def _wait_for(store: dist.Store, key: str, failed: str) -> None:
     """Waits for a key of the store, for as long as it takes. Raises UserError once a rank has set
     `failed`. Not by `store.wait`: it has a timeout, and a signal has no effect before its end."""

@@ -9,6 +9,7 @@ keywords; Douillard et al., "DiLoCo: Distributed Low-Communication Training of L
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 
 import torch
@@ -64,8 +65,8 @@ class LocalOptimizer(Optimizer):
         step_ctr: steps that were taken already.
         optim_fields_to_average: keys of the optimizer's state, such as "exp_avg", whose tensors
             have their parameter's shape. A parameter that has no such state yet counts as zeros.
-        exchange: with the other workers: `ProcessExchange()` of utils/distributed/exchange.py, or
-            `Exchange()` of utils/exchange.py for a process alone.
+        exchange: with the other workers; None: with all processes of torch.distributed, if its
+            default group is initialised now, else this process is alone.
         outer: DiLoCo's outer optimizer, over the same parameters; only with alpha 0.
 
     Attributes:
@@ -85,13 +86,13 @@ class LocalOptimizer(Optimizer):
         warmup_steps: int,
         total_steps: int,
         alpha: float = 0.0,
-        power: int = 2,
+        power: float = 2,
         min_h: int = 1,
         init_h: int = 1,
         step_ctr: int = 0,
         optim_fields_to_average: Iterable[str] | None = None,
         *,
-        exchange: Exchange,
+        exchange: Exchange | None = None,
         outer: OuterOptimizer | None = None,
     ):
         if min(total_steps, power, min_h, init_h) < 1:
@@ -103,7 +104,12 @@ class LocalOptimizer(Optimizer):
                 "an outer optimizer needs rounds of one length: leave out alpha, or the outer "
                 "optimizer"
             )
-        self.optim, self.exchange, self.outer = optim, exchange, outer
+        self.optim, self.outer = optim, outer
+        if exchange is None:
+            # By name: what communicates is above this package.
+            module = importlib.import_module("..distributed.exchange", __package__)
+            exchange = module.default_exchange()
+        self.exchange: Exchange = exchange
         self.warmup_steps, self.total_steps = warmup_steps, total_steps
         self.alpha, self.power, self.min_h, self.init_h = alpha, power, min_h, init_h
         self.optim_fields_to_average = list(optim_fields_to_average or [])
@@ -114,6 +120,10 @@ class LocalOptimizer(Optimizer):
     def __getstate__(self) -> dict:
         """For pickle and deepcopy; without hooks, as in any optimizer."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def get_local_step(self) -> int:
+        """h, by the name that it has in the paper's repository."""
+        return self.h
 
     def adjust_h(self) -> None:
         """Sets h from the learning rate as it stands; without effect inside a round.

@@ -116,7 +116,8 @@ def check_name(name: str) -> None:
 
 
 def own_class(place: str, classes: int, arguments: Mapping[str, object]) -> nn.Module:
-    """An instance of a class of the user's: `Class(classes, **arguments)`.
+    """An instance of a class of the user's: `Class(classes, **arguments)`, or `Class(**arguments)`
+    if its constructor takes nothing else; `check_pictures` sees whether its answer fits.
 
     Args:
         place: "path/to/file.py:Class". The file may import others from its folder.
@@ -126,7 +127,9 @@ def own_class(place: str, classes: int, arguments: Mapping[str, object]) -> nn.M
     """
     found = _find_class(place)
     try:
-        return found(classes, **arguments)
+        # A constructor that takes nothing is called so.
+        given = [classes] if inspect.signature(found).parameters.keys() - arguments else []
+        return found(*given, **arguments)
     except Exception as error:
         raise UserError(
             f"--model {place}: {found.__name__}(classes) failed{user_files.where(error, place)}; "

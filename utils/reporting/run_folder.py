@@ -196,7 +196,7 @@ def refuse_run(path: Path) -> None:
     if (Path(path) / "config.yaml").exists():
         raise UserError(
             f"--output {path} already holds a run: resume it with --resume {path}, or choose "
-            "another folder"
+            f"another folder, such as --output {path}-2"
         )
 
 

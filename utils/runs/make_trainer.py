@@ -51,6 +51,11 @@ def make_plan(run: Run, ready: Ready, checkpoint: Checkpoint | None) -> Training
     recipe keeps. UserError: a flag needs a validation split."""
     settings, task = run.settings, ready.task
     steps_per_epoch = task.train.steps_per_epoch
+    if settings.steps_per_epoch not in (None, steps_per_epoch):
+        raise UserError(
+            f"--steps_per_epoch {settings.steps_per_epoch}: the data make {steps_per_epoch}; leave "
+            "the flag out, or change the batch or --drop_last"
+        )
     if task.val is None and (flags := _needs_validation(settings)):
         val_is_test = getattr(task.data, "val_is_test", False)
         other = ", or --val_is_validation, which uses val/ as that split" if val_is_test else ""

@@ -6,10 +6,12 @@ import dataclasses
 import functools
 import importlib
 import os
+import re
 from collections.abc import Callable, Mapping
 
 from ..errors import UserError
-from .aliases import ALIASES, MEANINGS, VALUE_NOTES
+from .aliases import ALIASES, VALUE_NOTES
+from .elsewhere import SEVERAL, names_from_elsewhere, translate
 from .values import (
     canonical_name,
     choices_of,
@@ -43,26 +45,12 @@ def read_command_line(
         program: what is started, for the usage line of --help.
     """
     parser = _parser(tuple(known.values()), description, program)
+    _refuse_single_hyphens(argv, known)
     typed, unknown = parser.parse_known_args(_with_folder(argv, known))
-    if unknown:
-        flag = unknown[0].split("=")[0]
-        flags = [word.split("=")[0] for word in unknown if word.startswith("--")]
-        if len(flags) > 1:
-            told = "; ".join(flag + _hint(flag, known) for flag in flags)
-            raise UserError(f"unknown flags {told}; see --help")
-        if (meaning := MEANINGS.get(canonical_name(flag))) is not None:
-            raise UserError(f"{flag} is unknown here: {meaning}")
-        if not flag.startswith("-") and "data_dir" in known and unknown[0] == argv[0]:
-            raise UserError(
-                f"{argv[0]!r}: there is no such folder; the first argument may be the data folder, "
-                "all others are --name value; see --help"
-            )
-        if not flag.startswith("-"):
-            raise UserError(f"{flag!r} has no flag before it: write --name value; see --help")
-        more = _owners(canonical_name(flag)) or _hint(flag, known) or "; see --help"
-        raise UserError(f"unknown flag {flag}{more}")
-    given = {n: ",".join(v) if isinstance(v, list) else v for n, v in vars(typed).items()}
-    as_typed = _as_typed(argv, known)
+    given, as_typed = vars(typed), _as_typed(argv, known)
+    refused = translate(known, given, lambda name: as_typed.get(name, _flag(name)), say)
+    _refuse(unknown, refused, known, argv)
+    given = {n: ",".join(v) if isinstance(v, list) else v for n, v in given.items()}
     for name, value in given.items():
         if value == "":  # such as that of a variable that is not set
             raise UserError(f"--{name}: the value is empty; leave the flag out, or give it a value")
@@ -71,6 +59,27 @@ def read_command_line(
         if (note := VALUE_NOTES.get(name, {}).get(str(value).lower())) is not None:
             say(f"note: {as_typed[name]} {value}: {note}")
     return values
+
+
+def _refuse(unknown: list[str], refused: Mapping, known: Mapping, argv: list[str]) -> None:
+    """Raises UserError, one for all, if there are unknown words or flags that are refused, {flag
+    and value: what to do instead}."""
+    flags = [word.split("=")[0] for word in unknown if re.match("--?[a-zA-Z]", word)]
+    told = {flag: _hint(flag, known) for flag in flags}
+    told |= {flag: f": {meaning}" for flag, meaning in refused.items()}
+    if told:
+        end = "" if len(told) == 1 and any(told.values()) else "; see --help"
+        text = "; ".join(flag + hint for flag, hint in told.items())
+        if any(canonical_name(flag.split()[0]) not in known for flag in told):
+            text = f"unknown flag{'s' * (len(told) > 1)} {text}"
+        raise UserError(f"{text}{end}")
+    if unknown and "data_dir" in known and unknown[0] == argv[0]:
+        raise UserError(
+            f"{argv[0]!r}: there is no such folder; the first argument may be the data folder, "
+            "all others are --name value; see --help"
+        )
+    if unknown:
+        raise UserError(f"{unknown[0]!r} has no flag before it: write --name value; see --help")
 
 
 @functools.cache  # tests read thousands of command lines
@@ -98,6 +107,9 @@ def _parser(settings: tuple[dataclasses.Field, ...], description: str, program: 
                 _add_names(groups[heading], [f"--{flag}"], text, dest=flag, action="store_true")
     for flag in parts_of(known):
         _add_names(parser, [f"--{flag}"], argparse.SUPPRESS, dest=flag)
+    for flag in sorted(names_from_elsewhere(known)):
+        how = {"nargs": "*"} if flag in SEVERAL else {"nargs": "?", "const": ""}
+        _add_names(parser, [_flag(flag)], argparse.SUPPRESS, dest=flag, **how)
     return parser
 
 
@@ -132,9 +144,8 @@ def _add_names(group, names: list[str], text: str, **how) -> None:
 
 
 def _hint(flag: str, known) -> str:
-    """What an unknown flag may be: "", ", did you mean --...?", or ": " and what to do instead."""
-    meaning = MEANINGS.get(canonical_name(flag))
-    return suggestion(flag, known, "--", 0.78) if meaning is None else f": {meaning}"
+    """What an unknown flag may be: "", ": it belongs to ..." or ", did you mean --...?"."""
+    return _owners(canonical_name(flag)) or suggestion(flag, known, "--", 0.78)
 
 
 def _owners(name: str) -> str:
@@ -161,6 +172,14 @@ def _other_names(known) -> str:
     return f"Other names of flags: {others}." if others else ""
 
 
+def _refuse_single_hyphens(argv: list[str], known: Mapping) -> None:
+    """Raises UserError for -lr 0.1, which would be read as -l with the value r."""
+    for word in argv:
+        name = word.split("=")[0]
+        if re.match("-[a-zA-Z].", name) and (setting := canonical_name(name)) in known:
+            raise UserError(f"unknown flag {name}, did you mean --{setting}?")
+
+
 def _with_folder(argv: list[str], known) -> list[str]:
     """A folder as the first word is that of the data, as with timm."""
     if not argv or "data_dir" not in known or not os.path.isdir(argv[0]):
@@ -173,16 +192,16 @@ def _with_folder(argv: list[str], known) -> list[str]:
     return ["--data_dir", *argv]
 
 
-def _setting_of(word: str) -> str | None:
-    """The setting that a word of the command line sets; None if it is no flag."""
-    return canonical_name(word.split("=")[0]) if word.startswith("-") else None
+def _setting_of(word: str) -> str:
+    """The setting that a word of the command line sets; "" if it is no flag."""
+    return canonical_name(word.split("=")[0]) if word.startswith("-") else ""
 
 
 def _as_typed(argv: list[str], known) -> dict[str, str]:
-    """{setting: the flag by which it is given: --NAME, or the alias that is typed}"""
+    """{setting: the flag by which it is given: --NAME, or the alias or other flag that is typed}"""
     typed = {_setting_of(word): word.split("=")[0] for word in argv}
     by_alias = {name: flag for name, flag in typed.items() if plain_name(flag) in ALIASES}
-    return {name: by_alias.get(name, f"--{name}") for name in known}
+    return typed | {name: by_alias.get(name, f"--{name}") for name in known}
 
 
 def _hyphens(flag: str) -> str:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from .actions import ACTIONS, KEPT_BY_TRAINING, KEPT_WITH_DATA, TRAIN, asked_for
-from .aliases import MEANINGS
 from .command_line import read_command_line
+from .elsewhere import names_from_elsewhere, translate
 from .values import (
     canonical_name,
     convert,
@@ -116,7 +116,7 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
     """
     known = fields(config_class)
     typed = read_command_line(known, argv, description, say)
-    from_file = read_yaml(config_class, Path(typed["config"])) if typed.get("config") else {}
+    from_file = read_yaml(config_class, Path(typed["config"]), say) if typed.get("config") else {}
     typed = spelled_out(known, typed, "--", beside=from_file)
     for either in INSTEAD:
         if any(name in typed for name in either):
@@ -232,8 +232,9 @@ def _read_origins(path: Path) -> dict[str, str]:
     return {name: came for name, came in pairs if came in known}
 
 
-def read_yaml(config_class, path: Path) -> dict:
-    """The settings of a YAML file, converted and checked one by one."""
+def read_yaml(config_class, path: Path, say: Callable = lambda line: None) -> dict:
+    """The settings of a YAML file, converted and checked one by one. `say` is called with a note on
+    keys that are known from elsewhere."""
     if path.suffix == ".py":
         raise UserError(f"--config {path}: a recipe is a YAML file{_recipe_like(path)}")
     from .yaml_file import read_yaml_file
@@ -242,24 +243,29 @@ def read_yaml(config_class, path: Path) -> dict:
     content = {} if content is None else content
     if not isinstance(content, Mapping):
         raise UserError(f"--config {path}: 'name: value' lines are needed, one for each setting")
-    known, values = fields(config_class), {}
+    known, keys, given, told = fields(config_class), {}, {}, []
+    names = {*known, *short_for(known), *parts_of(known), *names_from_elsewhere(known)}
     for key, value in content.items():
         name = canonical_name(str(key))
-        if name in short_for(known) and not isinstance(value, bool):
-            raise UserError(f"{path}: {key}: {value!r} is not true or false")
-        if name in short_for(known) or name in parts_of(known):
-            values[name] = value
-            continue
-        if name not in known:
-            meaning = MEANINGS.get(name)
-            hint = suggestion(str(key), known) if meaning is None else f": {meaning}"
-            raise UserError(f"{path}: unknown setting {key!r}{hint}")
         if name == "config":
             raise UserError(f"{path}: a recipe cannot name another recipe; put its settings here")
-        if name in values:
+        if name in keys:
             raise UserError(f"{path}: {name} is set twice")
-        values[name] = convert(known[name], value, f"{path}: {key}")
-    return spelled_out(known, values, f"{path}: ")
+        keys[name] = str(key)
+        if name in names:
+            given[name] = value
+        else:
+            told.append(f"{key!r}{suggestion(str(key), known)}")
+    refused = translate(known, given, lambda n: keys.get(n, n), lambda n: say(f"{n} ({path})"))
+    if told := told + [f"{key}: {meaning}" for key, meaning in refused.items()]:
+        raise UserError(f"{path}: unknown setting{'s' * (len(told) > 1)} {'; '.join(told)}")
+    for name, value in given.items():
+        where = f"{path}: {keys.get(name, name)}"
+        if name in known:
+            given[name] = convert(known[name], value, where)
+        elif name in short_for(known) and not isinstance(value, bool):
+            raise UserError(f"{where}: {value!r} is not true or false")
+    return spelled_out(known, given, f"{path}: ")
 
 
 def _recipe_like(path: Path) -> str:

@@ -213,6 +213,8 @@ class PictureSettings(Config):
     @classmethod
     def implied(cls, given, say):
         found, implied = given.get("data_dir") or "", super().implied(given, say)
+        if given.get("steps_per_epoch"):
+            implied |= {"drop_last": True}
         if not found or "dataset" in given:
             return implied
         inner = class_folder(os.path.join(found, "train"))

@@ -165,6 +165,14 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
         unit="steps",
         resume="free",
     )
+    steps_per_epoch: int | None = optimizer_flag(
+        None,
+        "Steps that an epoch is to have: if the data make another number, the run does not start; "
+        "for pictures it switches --drop_last on",
+        low=1,
+        unit="steps",
+        resume="free",
+    )
     ema_decay: float | None = optimizer_flag(
         None,
         "Keep an exponential moving average of the weights, with this decay per step, and "

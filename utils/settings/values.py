@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import operator
 import os
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -25,7 +26,8 @@ from .aliases import (
 )
 
 NOTHING: Mapping = types.MappingProxyType({})
-_SWITCHED = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_SWITCHED = {"true": True, "yes": True, "on": True, "1": True}
+_SWITCHED |= {"false": False, "no": False, "off": False, "0": False}
 # An end of a setting's range -> how it is said, and what holds inside of it.
 _ENDS: dict[str, tuple[str, typing.Callable]] = {
     "low": ("of {} or more", operator.ge),
@@ -47,8 +49,8 @@ def convert(field: dataclasses.Field, value, where: str):
     aliases = VALUE_ALIASES.get(field.name, {})
     if value is False and "none" in (field.default, *choices_of(meta), *aliases):
         value = "none"  # it is `off` or `no` in YAML
-    if isinstance(value, str):
-        value = aliases.get(value.lower(), value)
+    if isinstance(value, str | float):
+        value = aliases.get(str(value).lower(), value)
     if value is None or (optional and value in ("none", "None", "null", "")):
         if optional:
             return None
@@ -59,8 +61,8 @@ def convert(field: dataclasses.Field, value, where: str):
         if not all(type(part) in (str, int, float) for part in parts):
             raise UserError(f"{where}: {value!r} is not a text, a number, or a list of these")
         value = ",".join(part.strip() for text in parts for part in str(text).split(","))
-    if (kind is bool or is_switch(meta)) and isinstance(value, str):
-        value = _SWITCHED.get(value.lower(), value)
+    if (kind is bool or is_switch(meta)) and isinstance(value, str | int):
+        value = _SWITCHED.get(str(value).lower(), value)
     if kind is bool:
         if not isinstance(value, bool):
             raise wrong
@@ -77,6 +79,8 @@ def convert(field: dataclasses.Field, value, where: str):
             raise wrong
         if kind is str and not isinstance(value, (str, int, float)):  # a list or mapping of YAML
             raise wrong
+        if kind is int and isinstance(value, str) and re.fullmatch(r"\d+\.0*", value):
+            value = value.partition(".")[0]  # 1.0 is 1
         value = kind(value)
         if kind is str:
             value = ",".join(map(_expanded, value.split(","))) if meta["many"] else _expanded(value)
@@ -87,6 +91,8 @@ def convert(field: dataclasses.Field, value, where: str):
     if field.name == "optimizer" and str(value).lower() in LOCAL:
         return value.lower()  # likewise
     choices = choices_of(meta)
+    if choices and value not in choices and str(value).lower() in choices:
+        value = value.lower()  # FusedAdam
     if choices and value not in choices:
         meaning = VALUE_MEANINGS.get(field.name, {}).get(str(value).lower())
         if meaning is not None:
