@@ -9,6 +9,7 @@ keywords; Douillard et al., "DiLoCo: Distributed Low-Communication Training of L
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Iterable
 
 import torch
@@ -64,8 +65,8 @@ class LocalOptimizer(Optimizer):
         step_ctr: steps that were taken already.
         optim_fields_to_average: keys of the optimizer's state, such as "exp_avg", whose tensors
             have their parameter's shape. A parameter that has no such state yet counts as zeros.
-        exchange: with the other workers: `ProcessExchange()` of utils/distributed/exchange.py, or
-            `Exchange()` of utils/exchange.py for a process alone.
+        exchange: with the other workers; None: with those of torch.distributed's default group, by
+            the end of the first round, or with nobody in a process alone.
         outer: DiLoCo's outer optimizer, over the same parameters; only with alpha 0.
 
     Attributes:
@@ -91,7 +92,7 @@ class LocalOptimizer(Optimizer):
         step_ctr: int = 0,
         optim_fields_to_average: Iterable[str] | None = None,
         *,
-        exchange: Exchange,
+        exchange: Exchange | None = None,
         outer: OuterOptimizer | None = None,
     ):
         if min(total_steps, power, min_h, init_h) < 1:
@@ -130,12 +131,17 @@ class LocalOptimizer(Optimizer):
             lr = float(self.param_groups[0]["lr"])
             self.h = power_length(lr, left, alpha=self.alpha, base=self.min_h, power=self.power)
 
+    def get_local_step(self) -> int:
+        """h, under the repository's name."""
+        return self.h
+
     def step(self, closure=None) -> bool:
         """Steps `optim`, and averages at the end of a round; returns whether it has.
 
         Raises:
             ValueError: an averaged field is not in the optimizer's state, or not a tensor of its
                 parameter's shape.
+            RuntimeError: there are other processes, and no process group.
         """
         self.optim.step(closure)
         return self.count_step()
@@ -148,6 +154,9 @@ class LocalOptimizer(Optimizer):
         if self.local_step_cnt < self.h:
             return False
         self.local_step_cnt = 0
+        if self.exchange is None:
+            # By name: only that package knows torch.distributed, and this one is below it.
+            self.exchange = pkgutil.resolve_name("utils.distributed.exchange:default_exchange")()
         if self.exchange.size > 1:
             average_(self._averaged_tensors(), self.exchange)
         if self.outer is not None:
