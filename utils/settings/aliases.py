@@ -64,8 +64,6 @@ ALIASES = {alias: name for name, others in OTHER_NAMES.items() for alias in othe
 _MEANINGS = {
     "aug_splits augmix_severity": "AugMix is not supported; --auto_augment has other policies",
     "avg_m avg_v": "--optimizer_average averages both of Adam's moments",
-    "checkpoint": "--resume RUN goes on with a run, --pretrained FILE starts from its weights, "
-    "and --output names the folder of a new run",
     "config_pth": "--host_config FILE gives folders by host name, --config FILE all other settings",
     "crop_mode": "--resize_mode crop (timm's center), squash or letterbox (its border)",
     "experiment": "--output FOLDER names the folder of the run",
