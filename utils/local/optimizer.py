@@ -86,7 +86,7 @@ class LocalOptimizer(Optimizer):
         warmup_steps: int,
         total_steps: int,
         alpha: float = 0.0,
-        power: int = 2,
+        power: float = 2,
         min_h: int = 1,
         init_h: int = 1,
         step_ctr: int = 0,

@@ -29,7 +29,7 @@ def cut(length: int, left: int) -> int:
     return max(1, min(length, left))
 
 
-def power_length(lr: float, left: int, *, alpha: float, base: int, power: int = 2) -> int:
+def power_length(lr: float, left: int, *, alpha: float, base: int, power: float = 2) -> int:
     """max(1, min(max(base, floor((alpha / lr) ** power)), left)); the paper's rule for power 2.
 
     Args:
