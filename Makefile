@@ -15,6 +15,7 @@ help:
 	@echo "make demo-text    a small Transformer on synthetic texts"
 	@echo "make demo-vit     a small Vision Transformer on synthetic pictures"
 	@echo "make demo-tuning  tune settings on synthetic data: three minutes"
+	@echo "make install-all  install everything, what the tests need included"
 	@echo "make test         the fast tests"
 	@echo "make slow         the slow ones"
 	@echo "make test-dali    the tests of --loader dali"
@@ -28,9 +29,11 @@ help:
 	@echo "make clean        remove what tests and tools cache"
 	@echo "PYTHON=python3.12 chooses the interpreter, VENV=FOLDER the virtual environment, TORCH=2.11 the PyTorch."
 
-.PHONY: help demo demo-text demo-vit demo-tuning test slow test-dali test-ort kernels soak same mutants bench lint clean
+.PHONY: help install-all demo demo-text demo-vit demo-tuning test slow test-dali test-ort kernels soak same mutants bench lint clean
 # Two installations into one environment would collide.
 .NOTPARALLEL:
+
+install-all: $(VENV)/.installed-dev
 
 demo: $(VENV)/.installed
 	$(BIN)/python resnet50_test.py --config recipes/shapes_demo.yaml

@@ -33,7 +33,7 @@ REFUSED = {
     "steps_per_epoch": "trials train on parts of the data",
     "epochs_for_sched": "a schedule spans the epochs of its trial",
     "distributed": "a trial is one process; --jobs trains several at once",
-    **dict.fromkeys(("dry_run", "profile"), "it belongs to a single run"),
+    **dict.fromkeys(("checkpoint", "dry_run", "profile"), "it belongs to a single run"),
     **{action.name: "it belongs to a trained model" for action in ACTIONS if not action.trains},
     "check": "give it to the entry script",
 }
@@ -132,6 +132,15 @@ class TuningFlags(Config):
         help="Folder of the study; give the same folder to continue the study",
         default_text="runs/tuning-<model>-<data>",
     )
+
+    @classmethod
+    def implied(cls, given, say):
+        """The scripts that these replace always mix, so their --alpha has no switch beside it."""
+        implied = super().implied(given, say)
+        if "alpha" not in given or "mixup" in given:
+            return implied
+        say(f"note: --mixup fixed, since --alpha {given['alpha']:g} is given")
+        return implied | {"mixup": "fixed"}
 
     def validate(self):
         super().validate()

@@ -14,7 +14,7 @@ from utils.errors import UserError
 from utils.launch.signals import Signals, StoppedBySignal
 from utils.measures.table import measure_of
 from utils.plural import counted
-from utils.reporting.console import Console
+from utils.reporting.console import Console, duration
 from utils.settings.config import IMPLIED, Config, fields
 
 from .confirm import FINALISTS, Confirmation
@@ -258,9 +258,16 @@ class Search:
         self._done(claim, f"{outcome.score:.2f} % after {rung.epochs} epochs")
 
     def _note_length(self, claim: Claim, outcome: Outcome, index: int, last: int) -> None:
-        """Reserves time by the length of the first run; notes a first stage that is too short."""
+        """Reserves time by the length of the first run, and says how long the search will take;
+        notes a first stage that is too short."""
         if claim.number == DEFAULT_TRIAL:
             self._reserve(outcome.seconds)
+            with self._say_lock:
+                whole = self._length(outcome.seconds) + self.reserve * bool(self.settings.confirm)
+                self.console.say(
+                    f"a whole trial takes {duration(outcome.seconds)}: about {duration(whole)} in "
+                    f"all for {self.total} trials; --timeout 30m or a lower --trials shortens it"
+                )
         is_first = claim.number == DEFAULT_TRIAL + 1 and index == 0 < last
         if is_first and outcome.steps < ENOUGH_STEPS:
             with self._say_lock:
@@ -268,6 +275,13 @@ class Search:
                     f"note: the first stage of a trial has only {outcome.steps} optimizer steps, "
                     "which tells little; raise --epochs or --subset, or lower --rungs"
                 )
+
+    def _length(self, seconds: float) -> float:
+        """About how many seconds all trials take if one that goes through its last stage alone, as
+        the default does, takes `seconds`: of those of a stage, 1 in --reduction reach the next."""
+        sizes = [rung.epochs * rung.subset for rung in self.recipe.rungs]
+        stages = sum(size / self.settings.reduction**at for at, size in enumerate(sizes))
+        return seconds * (1 + (self.total - 1) * stages / sizes[-1]) / self.jobs
 
     def _reserve(self, seconds: float) -> None:
         """Reserves time of --timeout for the confirmation and a last run, of `seconds` each."""

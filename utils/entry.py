@@ -24,7 +24,7 @@ from .launch.environment import (
     previous_exit_code,
     set_environment,
 )
-from .launch.flags import check_launch_flags, take_launch_flags
+from .launch.flags import check_launch_flags, take_launch_flags, use_launch_flags
 from .launch.signals import Signals, StoppedBySignal
 from .machine.packages import left_out, mendable
 from .runs.run import Run
@@ -59,6 +59,7 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
     signals = Signals()
     try:
         argv, launch_flags = take_launch_flags(argv, fields(config_class))
+        use_launch_flags(launch_flags, argv)
         place = launched()
         if place is not None:
             die_with_launcher()
@@ -176,6 +177,10 @@ class Entry:
                 from .runs.train import train
 
                 train(run, kind, checkpoint)
+                if settings.checkpoint and not settings.dry_run and run.leads:
+                    from .inference.use_model import copy_model
+
+                    copy_model(run, kind)
             elif settings.action.needs_data:
                 from .inference.use_model import evaluate_only
 

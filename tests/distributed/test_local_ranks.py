@@ -99,6 +99,21 @@ def test_equal_data_is_training_alone(worlds, size, name):
     assert all(worlds(size).run(same_data, name))
 
 
+def by_default(exchange) -> float:
+    """How far the weights after a round without an exchange are from those with it."""
+    ends = []
+    for given in ({"exchange": exchange}, {}):
+        model = network()
+        sgd = torch.optim.SGD(model.parameters(), **NESTEROV)
+        train(model, LocalOptimizer(sgd, 0, 4, init_h=4, **given), exchange.rank, range(4))
+        ends.append(weights(model))
+    return (ends[0] - ends[1]).abs().max().item()
+
+
+def test_the_default_is_the_default_process_group(worlds):
+    assert worlds(2).run(by_default) == [0.0, 0.0]
+
+
 def one_round(exchange, init_h: int) -> tuple[float, float]:
     """How far the weights are from the mean of runs that each worker takes alone, and from the
     nearest of these."""

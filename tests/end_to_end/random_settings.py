@@ -37,6 +37,7 @@ ALWAYS_FIXED = {
 # For settings that both entries have.
 SHARED_VALUES = {
     "save_every": ["1", "0.001m", "never"],
+    "checkpoint": ["model.pth", "/proc/model.pth"],
     "betas": ["0.9,0.99", "0.9", "x"],
     "milestones": ["1", "0.5,2", "x"],
     "predictions": ["out.csv", "/proc/out.csv"],

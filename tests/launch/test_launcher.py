@@ -17,6 +17,7 @@ from utils.errors import UserError
 from utils.launch import launcher
 from utils.launch.launcher import Job
 from utils.launch.launchers import LaunchedAs
+from utils.launch.plan import Plan
 
 
 @pytest.mark.slow
@@ -254,6 +255,39 @@ def test_a_job_that_slurm_requeues_on_one_node_resumes_its_run(tmp_path, monkeyp
             launcher.prepare([str(ENTRY)], first)
     again, plan, _ = launcher.prepare([str(ENTRY)], slurm | {"SLURM_RESTART_COUNT": "1"})
     assert again is job and plan.max_nodes == 1
+
+
+def test_a_folder_that_a_recipe_names_gets_a_number_and_a_typed_one_is_refused(
+    tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").touch()
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"output: {tmp_path}/run\n")
+    argv = [str(ROOT / "resnet50_test.py"), "--config", str(recipe)]
+    job, _, _ = launcher.prepare(argv, {"NPROC": "2"})
+    assert job.folder == f"{tmp_path}/run-2" and job.flags[-2:] == ["--output", job.folder]
+    assert f"{tmp_path}/run already holds a run" in capsys.readouterr().out
+    with pytest.raises(UserError, match="already holds a run: resume it"):
+        launcher.prepare([*argv, "--output", f"{tmp_path}/run"], {"NPROC": "2"})
+    job, _, _ = launcher.prepare(argv, {"NPROC": "2", "SLURM_RESTART_COUNT": "1"})
+    assert job.folder == f"{tmp_path}/run"  # the requeued job goes on with it
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [(4, "run_distributed.sh transformer_test.py --ngd"), (0, "That was the demo")],
+)
+def test_the_launch_without_flags_says_what_comes_next(monkeypatch, capsys, gpus, said):
+    plan, job = Plan(max(gpus, 2), 1), Job(ENTRY, [], None, False, False, "auto")
+    monkeypatch.setattr(launcher, "prepare", lambda argv, environ: (job, plan, gpus == 0))
+    monkeypatch.setattr(launcher, "launch", lambda job, plan, argv: 0)
+    monkeypatch.delenv("HOSTFILE", raising=False)
+    with handlers_put_back():
+        assert launcher.main([]) == 0
+        assert said in capsys.readouterr().out
+        launcher.main(["resnet50_test.py"])
+    assert capsys.readouterr().out == ""
 
 
 def test_a_taken_port_is_told_by_the_node_of_the_rendezvous_before_the_launch(monkeypatch):

@@ -13,7 +13,7 @@ from patience import PATIENCE
 
 from utils.errors import UserError
 from utils.launch import environment
-from utils.launch.flags import check_launch_flags, take_launch_flags
+from utils.launch.flags import check_launch_flags, take_launch_flags, use_launch_flags
 from utils.launch.launchers import (
     LaunchedAs,
     gpu_of,
@@ -241,7 +241,7 @@ def test_flags_that_agree_with_the_environment_are_not_used():
     [
         (ALONE, ["--world_size", "4"], "NPROC=4 bash run_distributed.sh"),
         (ALONE, ["--world_size", "two"], "--world_size two: a whole number is needed"),
-        (ALONE, ["--rank", "1"], "set RANK and WORLD_SIZE"),
+        (ALONE, ["--rank", "1"], "or give --world_size, --rank and --dist_url tcp://HOST:PORT"),
         (ALONE, ["--local_rank", "1"], "process 0 of 1; start the processes by NPROC=N"),
         (ALONE, ["--gpu_ids", "0,1"], "CUDA_VISIBLE_DEVICES=0,1 bash run_distributed.sh"),
         (ALONE, ["--gpu_ids", "2"], "CUDA_VISIBLE_DEVICES=2 python"),
@@ -261,6 +261,56 @@ def test_flags_that_contradict_the_environment_are_refused(place, argv, message)
 
 def test_a_setting_of_the_entry_keeps_its_name():
     assert take_launch_flags(["--port", "1"], {"port"}) == (["--port", "1"], {})
+
+
+def used(monkeypatch, *argv, **environ) -> tuple[dict, dict]:
+    """(the variables that are set, the flags that are left) in a process without a launcher."""
+    set_here = dict(environ)
+    monkeypatch.setattr(os, "environ", set_here)
+    flags = take_launch_flags([*map(str, argv)], ())[1]
+    use_launch_flags(flags, ["--lr", "1"])
+    return {name: value for name, value in set_here.items() if name not in environ}, flags
+
+
+def test_without_a_launcher_flags_say_where_the_processes_meet(monkeypatch):
+    two = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+    place = ["--world_size", 2, "--rank", 1]
+    assert used(monkeypatch, *place, "--dist_url", "tcp://node1:29500") == (two, {})
+    assert used(monkeypatch, *place, "--host", "node1", "--port", 29500) == (two, {})
+    local = used(monkeypatch, *place, "--dist_url=tcp://[fe80::1]:1", "--local_rank", 0)[0]
+    assert local == two | {"MASTER_ADDR": "fe80::1", "MASTER_PORT": "1", "LOCAL_RANK": "0"}
+    # Not all is said, or a launcher says it.
+    for less in (place, ["--world_size", 2, "--host", "node1"], ["--rank", 0, "--host", "node1"]):
+        assert used(monkeypatch, *less)[0] == {}
+    assert used(monkeypatch, "--world_size", 2, "--rank", -1, "--host", "node1")[0] == {}
+    torchrun = dict.fromkeys(("RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"), "0")
+    torchrun |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    flags = ["--world_size", 2, "--rank", 0, "--host", "elsewhere", "--gpu_ids", "0,1"]
+    set_here, left = used(monkeypatch, *flags, **torchrun)
+    assert set_here == {} and len(left) == 4
+    with pytest.raises(UserError, match="--dist_url file:///x: tcp://HOST:PORT is needed"):
+        used(monkeypatch, *place, "--dist_url", "file:///x")
+
+
+def test_without_a_launcher_gpu_ids_choose_the_gpus(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/scripts/vit_test.py"])
+    assert used(monkeypatch, "--gpu_ids", "3") == ({"CUDA_VISIBLE_DEVICES": "3"}, {})
+    # What the user has set stays, and is compared with the flag later.
+    kept = used(monkeypatch, "--gpu_ids", "3", CUDA_VISIBLE_DEVICES="2")
+    assert kept == ({}, {"gpu_ids": "3"})
+    with pytest.raises(UserError, match="--gpu_ids cuda:1: numbers of GPUs are needed"):
+        used(monkeypatch, "--gpu_ids", "cuda:1")
+    started = []
+    monkeypatch.setattr(os, "execvp", lambda program, words: started.append(words))
+    set_here = used(monkeypatch, "--gpu_ids", "0,2")[0]
+    own = {"NPROC": "2", "PYTHON": sys.executable}
+    assert set_here == own | {"CUDA_VISIBLE_DEVICES": "0,2"}
+    command = ["bash", str(ROOT / "run_distributed.sh"), "/scripts/vit_test.py", "--lr", "1"]
+    assert started == [command]
+    used(monkeypatch, "--gpu_ids", "0,2", CUDA_VISIBLE_DEVICES="0,1")  # refused later
+    place = ["--world_size", 2, "--rank", 1, "--host", "node1"]
+    assert used(monkeypatch, "--gpu_ids", "0,1", *place)[0]["RANK"] == "1"
+    assert started == [command]
 
 
 # ---- real processes -----------------------------------------------------------------------------
@@ -319,6 +369,30 @@ def test_tasks_train_one_run(tmp_path):
     )
     check_one_run(ends, output)
     assert ends[0][1].startswith("note: --world_size, --host: not used; the processes meet at 127.")
+
+
+# Each of the processes gives its own --rank, as two people at two machines do.
+WITH_RANK = """
+import os, sys
+os.execv(sys.executable, [sys.executable, *sys.argv[1:], "--rank", os.environ["OWN_RANK"]])
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_meet_by_flags_alone_train_one_run(tmp_path):
+    output, url = tmp_path / "runs" / "one", f"tcp://127.0.0.1:{free_port()}"
+    words = [*RUN, "--output", output, "--world_size", 2, "--dist_url", url]
+    environs = [{"OWN_RANK": str(rank)} for rank in range(2)]
+    check_one_run(launch(environs, "-c", WITH_RANK, *words), output)
+
+
+@pytest.mark.slow
+def test_several_gpu_ids_start_a_process_each(tmp_path):
+    """There is no GPU, so both train on the CPU."""
+    output = tmp_path / "runs" / "one"
+    ends = launch([{}], *RUN, "--output", output, "--gpu_ids", "0", "1")
+    check_one_run(ends, output, silent=False)
+    assert ends[0][1].startswith("note: --gpu_ids 0,1: run_distributed.sh starts a process on each")
 
 
 @pytest.mark.slow

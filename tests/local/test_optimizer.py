@@ -178,6 +178,36 @@ def test_states_of_other_optimizers():
             one.load_state_dict(other.state_dict())
 
 
+def test_the_loop_of_the_papers_repository(monkeypatch):
+    """Its keywords, without an exchange, and its calls."""
+    ours, theirs = network(), network()
+    plain = OPTIMIZERS["adamw"](theirs.parameters())
+    optimizer = LocalOptimizer(
+        optim=OPTIMIZERS["adamw"](ours.parameters()), warmup_steps=0, total_steps=20, alpha=0.02,
+        power=2, min_h=2, init_h=1, step_ctr=3, optim_fields_to_average=["exp_avg", "exp_avg_sq"],
+    )  # fmt: skip
+    lengths = []
+    for step in range(12):
+        backward(theirs, step)
+        plain.step()
+        plain.zero_grad()
+        backward(ours, step)
+        averaged = optimizer.step()
+        optimizer.zero_grad()
+        if averaged:
+            optimizer.adjust_h()
+            lengths.append(optimizer.get_local_step())
+    assert lengths == [4] * 3 and optimizer.step_ctr == 15
+    assert torch.equal(weights(ours), weights(theirs))
+    # Several processes without a process group: they would train alone.
+    optimizer.exchange = None
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    backward(ours, 0)
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        for _ in range(optimizer.get_local_step()):
+            optimizer.step()
+
+
 def test_a_copy_is_independent():
     model = network()
     optimizer = local(model, init_h=3)

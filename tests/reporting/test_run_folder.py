@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from utils.errors import UserError
-from utils.reporting.run_folder import RunFolder, SharedFolder, default_path, find_run
+from utils.reporting.run_folder import (
+    RunFolder,
+    SharedFolder,
+    default_path,
+    find_run,
+    free_path,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
@@ -190,6 +196,20 @@ def test_the_default_path_is_never_an_existing_folder(monkeypatch):
         f"runs/{name}-2",
         f"runs/{name}-3",
     ]
+
+
+def test_a_run_that_a_recipe_names_gets_a_number(tmp_path):
+    named, said = tmp_path / "my.run", []
+    path = free_path(named, {}, said.append)
+    assert path == named and not said
+    for number in (2, 3):
+        path.mkdir()
+        (path / "config.yaml").touch()
+        path = free_path(named, {"SLURM_RESTART_COUNT": "0"}, said.append)
+        assert path == tmp_path / f"my.run-{number}"
+        assert said.pop() == f"note: {named} already holds a run, so this one is in {path}"
+    for again in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
+        assert free_path(named, {again: "1"}, said.append) == named
 
 
 def test_find_run_by_folder_and_by_checkpoint():

@@ -139,10 +139,6 @@ def test_abbreviations_are_refused(flag):
         (["--optimizer", "adamw", "--betas", "0.9"], ["--betas 0.9: two numbers", "0.9,0.999"]),
         (["--optimizer", "adamw", "--betas", "0.9", "1"], ["--betas 0.9,1: two numbers"]),
         (["--warmup_epochs", "1", "--warmup_lr", "1"], ["--warmup_lr 1.0 is above --lr 0.1"]),
-        (
-            ["--checkpoint", "x.pth"],
-            ["unknown flag --checkpoint x.pth: --resume", "--resume", "--pretrained"],
-        ),
         (["--resume-from-epoch", "3"], ["unknown flag --resume-from-epoch 3: ", "--epochs counts"]),
         (["--optimizer", "adamw", "--beta1", "high"], ["--beta1 high: a number is needed"]),
         (["--optimizer", "adamw", "--beta2", "1"], ["--betas 0.9,1: two numbers"]),

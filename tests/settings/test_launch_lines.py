@@ -130,3 +130,35 @@ def test_a_list_of_training_pictures_is_taken_unless_they_lie_in_class_folders(
     assert (
         lines[0] == f"note: --dataset csv, since {tmp_path} has a list of training pictures"
     ) == (dataset == "csv")
+
+
+def test_a_search_by_the_flags_of_the_scripts_that_it_replaces(pictures):
+    lines, words = [], "--bs 256 --ngd --alpha 0.99 --gamma 0.75 --epoch 5"
+    search = parsed(f"tuning/resnet50_tuning.sh {words}", pictures, lines.append)
+    assert (search.mixup, search.alpha, search.trial_epochs) == ("fixed", 0.99, 5)
+    assert lines == [
+        "note: --mixup fixed, since --alpha 0.99 is given",
+        "note: --gamma has no effect: --sched cosine does not use it, which is for --sched step, "
+        "multistep, plateau",
+    ]
+    for mixup in ("none", "meta", "0.99"):
+        search = parsed(f"tuning/resnet50_tuning.sh {words} --mixup {mixup}", pictures)
+        assert search.mixup == mixup.replace("0.99", "fixed")
+    assert parsed("resnet50_test.py --alpha 0.99", pictures).mixup == "none"
+
+
+def test_a_recipe_that_is_a_program_is_refused_with_one_that_is_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as refused:
+        parsed("vit_test.py --config vit-b16.py", tmp_path)
+    recipe = str(refused.value).partition(", such as ")[2]
+    assert Path(recipe).name == "vit_b16_imagenet.yaml" and Path(recipe).is_file()
+
+
+def test_the_copy_of_the_model_replaces_no_file(tmp_path):
+    lines, flags = [], f"resnet50_test.py --checkpoint {tmp_path}/model.pth"
+    parsed(flags, tmp_path, lines.append)
+    assert f"{tmp_path}/model.safetensors" in lines[0] and "manual_transfer.yaml" in lines[0]
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(UserError, match=r"model\.safetensors is there: --pretrained FILE"):
+        parsed(flags, tmp_path)

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,6 +20,16 @@ from .ordered_sum import Message, Step
 # In seconds, between two looks of a rank that waits for a cache at whether it is there.
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0
 TURNS = itertools.count()  # calls of `in_turn` in this process; names their keys in the store
+
+
+def default_exchange() -> Exchange:
+    """That of the default process group, or of a process alone. Raises RuntimeError if the
+    environment names other processes, and there is no group."""
+    if dist.is_initialized():
+        return ProcessExchange()
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise RuntimeError("several processes: call torch.distributed.init_process_group() first")
+    return Exchange()
 
 
 class ProcessExchange(Exchange):
@@ -154,11 +165,6 @@ class ProcessExchange(Exchange):
         all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         all_gather(whole, padded, group=self.group)
         return whole[:length]
-
-
-def default_exchange() -> Exchange:
-    """With all processes of the default group, or of this process alone if there is no group."""
-    return ProcessExchange() if dist.is_available() and dist.is_initialized() else Exchange()
 
 
 def _wait_for(store: dist.Store, key: str, failed: str) -> None:

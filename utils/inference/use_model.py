@@ -78,6 +78,18 @@ def use_model(run: Run, kind: Kind, checkpoint) -> None:
     say(f"{count:,} predictions: {output}{flipped}")
 
 
+def copy_model(run: Run, kind: Kind) -> None:
+    """Writes the model of a run that has ended as --checkpoint asks for."""
+    folder, settings = run.folder.path, run.settings
+    checkpoint = Checkpoints(folder / "checkpoints").model(settings.use)
+    model = kind.build_model(card := kind.card(checkpoint))
+    model.load_state_dict(checkpoint.weights)
+    path = Path(settings.checkpoint).with_suffix(".safetensors")
+    weights = which_weights(checkpoint, folder)
+    checked = export_safetensors(model, card, path, run.model_name, weights)
+    run.console.say(f"{path}, {weights}: {checked}")
+
+
 def check_output(source: str, output: Path, takes_folders: bool = True) -> None:
     """Raises UserError if the predictions for `source`, a file or a folder of pictures, would
     replace what is to be predicted, or would be plain text under the name of a compressed file."""

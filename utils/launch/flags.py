@@ -1,19 +1,23 @@
-"""Flags of other launchers and scripts. Here the environment says what these flags say there, and
-they may only agree with it."""
+"""Flags of other launchers and scripts. Where a launcher has started this process, the environment
+says what these flags say there, and they may only agree with it; elsewhere they set it."""
 
 import argparse
+import os
 import re
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Iterator
+from pathlib import Path
 
 from ..errors import UserError
+from .environment import launched
 from .launchers import LaunchedAs
 
 # Flags by which other launchers and scripts tell a process its place; spelled with hyphens or
 # underscores.
 FLAGS = ("local_rank", "rank", "world_size", "dist_url", "dist_backend", "host", "port", "gpu_ids")
 START = (
-    "start the processes by NPROC={} bash run_distributed.sh, torchrun, srun or mpirun, or set "
-    "RANK and WORLD_SIZE in each"
+    "start the processes by NPROC={} bash run_distributed.sh, torchrun, srun or mpirun, or give "
+    "--world_size, --rank and --dist_url tcp://HOST:PORT to each"
 )
 
 
@@ -41,6 +45,47 @@ def take_launch_flags(argv: list[str], known: Collection[str]) -> tuple[list[str
         raise UserError(f"{str(error.argument_name).partition('/')[0]} needs a value") from None
     # Without a value: --host=$HOST where that is not set.
     return left, {name: value for name, value in vars(found).items() if value}
+
+
+def use_launch_flags(flags: dict[str, str], argv: list[str]) -> None:
+    """In a process that no launcher has started sets the environment variables that flags stand
+    for, and takes these out of `flags`; where --gpu_ids names several GPUs for one process,
+    replaces it by run_distributed.sh, which starts one on each. `argv`: the script's own flags.
+    Raises UserError for a value that is no such variable's."""
+    if launched() is not None:
+        return
+    gpus = _ids(flags.get("gpu_ids", ""))
+    for names, variables in _variables(flags, gpus):
+        os.environ.update({name: value for name, value in variables.items() if value})
+        for name in names:
+            flags.pop(name, None)
+    visible = _ids(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    if "," in gpus and visible in ("", gpus) and launched() is None:
+        print(f"note: --gpu_ids {gpus}: run_distributed.sh starts a process on each", flush=True)
+        os.environ.update(NPROC=str(gpus.count(",") + 1), PYTHON=sys.executable)
+        launcher = str(Path(__file__).resolve().parents[2] / "run_distributed.sh")
+        os.execvp("bash", ["bash", launcher, os.path.abspath(sys.argv[0]), *argv])
+
+
+def _variables(flags: dict[str, str], gpus: str) -> Iterator[tuple[list[str], dict]]:
+    """(flags, the variables that they stand for): the GPUs of the process, unless the environment
+    says them; its rank and where rank 0 waits for the others, if the flags say all of that."""
+    if "CUDA_VISIBLE_DEVICES" not in os.environ and gpus not in ("", "-1"):
+        if not re.fullmatch(r"\d+(,\d+)*", gpus):
+            raise UserError(f"--gpu_ids {gpus}: numbers of GPUs are needed, as in 0,1")
+        yield ["gpu_ids"], {"CUDA_VISIBLE_DEVICES": gpus}
+    url, host, port = flags.get("dist_url", "env://"), flags.get("host"), flags.get("port")
+    if url != "env://":
+        match = re.fullmatch(r"tcp://\[?([\w.-]+|[0-9a-fA-F:]+)\]?:(\d+)/?", url)
+        if not match:
+            raise UserError(f"--dist_url {url}: tcp://HOST:PORT is needed, the address of rank 0")
+        host, port = match.groups()
+    rank, size = _number(flags, "rank", -1), _number(flags, "world_size", 1)
+    if host and rank >= 0 and size > 1:
+        local = flags.get("local_rank", "").removeprefix("-1")
+        place = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": local}
+        place |= {"MASTER_ADDR": host, "MASTER_PORT": port or ""}
+        yield ["rank", "world_size", "dist_url", "host", "port", "local_rank"], place
 
 
 def check_launch_flags(

@@ -20,8 +20,8 @@ from ..machine.cores import usable_cores
 from ..machine.packages import mendable
 from ..plural import counted
 from ..reporting.console import print_line
-from ..reporting.run_folder import default_path, find_run, refuse_run
-from ..settings.config import DEFAULT, HOST, fields, parse, read_yaml
+from ..reporting.run_folder import default_path, find_run, free_path, refuse_run
+from ..settings.config import COMMAND_LINE, DEFAULT, HOST, fields, parse, read_yaml
 from .agent import run_agent
 from .environment import LAUNCH_FOLDER, LAUNCH_RUN
 from .flags import take_launch_flags
@@ -47,6 +47,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ENTRY = "resnet50_test.py"
 ON_GPUS = ["--ngd", "--meta_learning"]
 DEMO = ["--config", str(ROOT / "recipes" / "distributed_demo.yaml")]
+AFTER_RESNET = "\nThe Transformer: bash run_distributed.sh transformer_test.py --ngd --bs 64"
 AFTER_DEMO = """
 That was the demo, on built-in pictures: there is no GPU here. Any entry takes any of its flags:
   bash run_distributed.sh resnet50_test.py --ngd --meta_learning --dataset cifar10
@@ -66,6 +67,7 @@ class Job:
         checks: --check is given.
         trains_locally: with --strategy local.
         workers: the value of --local_workers; None: a worker for each process.
+        folder_is_typed: on the command line; else a new run may be in another folder.
     """
 
     script: Path
@@ -77,6 +79,7 @@ class Job:
     checks: bool = False
     trains_locally: bool = False
     workers: int | None = None
+    folder_is_typed: bool = True
 
 
 def main(argv: list[str]) -> int:
@@ -95,8 +98,8 @@ def main(argv: list[str]) -> int:
         print(f"error: {one_line(mendable(error) or error)}", file=sys.stderr)
         return 2
     code = launch(job, plan, argv)
-    if demo and code == 0:
-        print(AFTER_DEMO)
+    if code == 0 and not argv:
+        print(AFTER_DEMO if demo else AFTER_RESNET)
     return code
 
 
@@ -121,7 +124,11 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[Job, Plan, boo
     # A requeued job of Slurm gives the same command again: its processes resume the run.
     requeued = environ.get("SLURM_RESTART_COUNT", "") not in ("", "0")
     if job.folder and plan.max_nodes == 1 and not job.resumed and not requeued:
-        refuse_run(Path(job.folder))
+        if job.folder_is_typed:
+            refuse_run(Path(job.folder))
+        else:
+            job.folder = str(free_path(Path(job.folder), environ, print))
+            job.flags += ["--output", job.folder]
     if plan.max_nodes > 1:
         need_shared_folder(job)
     need_workers(job, plan)
@@ -278,6 +285,7 @@ def check(script: Path, flags: list[str]) -> Job:
     return Job(
         script, flags, folder, folder_is_given, resumed, settings.device, bool(settings.check),
         settings.action.trains and settings.trains_locally, _workers(settings, folder),
+        folder_is_typed=origin["output"] == COMMAND_LINE,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ keywords; Douillard et al., "DiLoCo: Distributed Low-Communication Training of L
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Iterable
 
 import torch
@@ -65,8 +65,8 @@ class LocalOptimizer(Optimizer):
         step_ctr: steps that were taken already.
         optim_fields_to_average: keys of the optimizer's state, such as "exp_avg", whose tensors
             have their parameter's shape. A parameter that has no such state yet counts as zeros.
-        exchange: with the other workers; None: with all processes of torch.distributed, if its
-            default group is initialised now, else this process is alone.
+        exchange: with the other workers; None: with those of torch.distributed's default group, by
+            the end of the first round, or with nobody in a process alone.
         outer: DiLoCo's outer optimizer, over the same parameters; only with alpha 0.
 
     Attributes:
@@ -104,12 +104,7 @@ class LocalOptimizer(Optimizer):
                 "an outer optimizer needs rounds of one length: leave out alpha, or the outer "
                 "optimizer"
             )
-        self.optim, self.outer = optim, outer
-        if exchange is None:
-            # By name: what communicates is above this package.
-            module = importlib.import_module("..distributed.exchange", __package__)
-            exchange = module.default_exchange()
-        self.exchange: Exchange = exchange
+        self.optim, self.exchange, self.outer = optim, exchange, outer
         self.warmup_steps, self.total_steps = warmup_steps, total_steps
         self.alpha, self.power, self.min_h, self.init_h = alpha, power, min_h, init_h
         self.optim_fields_to_average = list(optim_fields_to_average or [])
@@ -120,10 +115,6 @@ class LocalOptimizer(Optimizer):
     def __getstate__(self) -> dict:
         """For pickle and deepcopy; without hooks, as in any optimizer."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
-
-    def get_local_step(self) -> int:
-        """h, by the name that it has in the paper's repository."""
-        return self.h
 
     def adjust_h(self) -> None:
         """Sets h from the learning rate as it stands; without effect inside a round.
@@ -140,12 +131,17 @@ class LocalOptimizer(Optimizer):
             lr = float(self.param_groups[0]["lr"])
             self.h = power_length(lr, left, alpha=self.alpha, base=self.min_h, power=self.power)
 
+    def get_local_step(self) -> int:
+        """h, under the repository's name."""
+        return self.h
+
     def step(self, closure=None) -> bool:
         """Steps `optim`, and averages at the end of a round; returns whether it has.
 
         Raises:
             ValueError: an averaged field is not in the optimizer's state, or not a tensor of its
                 parameter's shape.
+            RuntimeError: there are other processes, and no process group.
         """
         self.optim.step(closure)
         return self.count_step()
@@ -158,6 +154,9 @@ class LocalOptimizer(Optimizer):
         if self.local_step_cnt < self.h:
             return False
         self.local_step_cnt = 0
+        if self.exchange is None:
+            # By name: only that package knows torch.distributed, and this one is below it.
+            self.exchange = pkgutil.resolve_name("utils.distributed.exchange:default_exchange")()
         if self.exchange.size > 1:
             average_(self._averaged_tensors(), self.exchange)
         if self.outer is not None:

@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..errors import UserError
@@ -218,8 +218,25 @@ def refuse_file(path: Path) -> None:
 def default_path(model: str, data: str) -> Path:
     """runs/<model>-<data>-<time>, with a number appended if that exists."""
     name = f"{model}-{data}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path, number = RUNS / name, 1
-    while path.exists():
+    return numbered(RUNS / name, Path.exists)
+
+
+def free_path(path: Path, environ: Mapping[str, str], say: Callable[[str], None]) -> Path:
+    """The folder of a new run that a recipe names, with a number if `path` holds a run, which `say`
+    is told; as it is where a job is started again, by torchrun or from Slurm's queue."""
+    again = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    if any(environ.get(name, "0") not in ("", "0") for name in again):
+        return path
+    free = numbered(path, lambda one: (one / "config.yaml").exists())
+    if free != path:
+        say(f"note: {path} already holds a run, so this one is in {free}")
+    return free
+
+
+def numbered(path: Path, is_taken: Callable[[Path], bool]) -> Path:
+    """The path, or if it is taken the first of path-2, path-3, ... that is not."""
+    free, number = path, 1
+    while is_taken(free):
         number += 1
-        path = RUNS / f"{name}-{number}"
-    return path
+        free = path.with_name(f"{path.name}-{number}")
+    return free

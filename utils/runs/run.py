@@ -19,9 +19,11 @@ from ..reporting.run_folder import (
     RunFolder,
     SharedFolder,
     default_path,
+    free_path,
     refuse_run,
 )
 from ..settings import TrainSettings
+from ..settings.config import FILE, HOST
 from ..training.progress import Progress
 
 # PyTorch is imported inside the functions that need it: --help and wrong flags answer at once.
@@ -59,6 +61,8 @@ class Run:
         self.workers = self._divide_steps()
         if settings.action.trains:
             path = Path(settings.output) if settings.output else default_path(model, data)
+            if origin["output"] in (FILE, HOST) and settings.resume is None:
+                path = free_path(path, os.environ, self.console.say)
             of_first = Path(self.exchange.gather_json(str(path))[0])
             by_host = settings.host_config is not None and settings.output is not None
             self._open_folder(path if by_host else of_first)
@@ -163,6 +167,9 @@ class Run:
         cuda = torch.cuda.is_available() and settings.device != "cpu"
         if cuda and self.place is not None:
             torch.cuda.set_device(gpu_of(self.place, torch.cuda.device_count()))
+        alone = self.place is None and settings.device != "cpu" and settings.action.trains
+        if alone and (note := gpu_note(torch.cuda.device_count(), settings.entry)):
+            self.console.say(note)
         trains_by_ort = settings.engine == "ort" and settings.action.trains
         if trains_by_ort and (missing := why_missing()):
             raise UserError(f"--engine ort: {missing}")
@@ -257,3 +264,12 @@ class Run:
 def same_folder(one: Path | None, other: Path) -> bool:
     """Whether both paths lead to the same folder; not if `one` is None."""
     return one is not None and one.resolve() == other.resolve()
+
+
+def gpu_note(gpus: int, entry: str) -> str:
+    """A line where a process alone trains on fewer GPUs than it sees, or on none of those that
+    CUDA_VISIBLE_DEVICES names; "" elsewhere."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if gpus > 1:
+        return f"note: this is one of {gpus} GPUs; bash run_distributed.sh {entry} ... uses all"
+    return f"note: CUDA_VISIBLE_DEVICES={visible} names no GPU" if visible and not gpus else ""

@@ -10,7 +10,7 @@ OF_TRAINING = (
     "steps_per_epoch",
     *("auto_batch", "compile", "cuda_graphs"),
     *("on_nonfinite", "save_every", "checkpoint_hist", "eval_every", "eval_on_start"),
-    *("log_every", "output"),
+    *("log_every", "output", "checkpoint"),
     *("wandb", "wandb_project", "wandb_entity", "wandb_tags", "dry_run", "profile", "final_test"),
 )
 NO_REPORT = {"report": "it belongs to training and --eval_only"}
@@ -88,7 +88,7 @@ ACTIONS = (
         trains=True,
         needs_run=False,
         without_effect=dict.fromkeys(
-            ("wandb", "profile", "report"), "--dry_run stops after a few steps"
+            ("wandb", "profile", "report", "checkpoint"), "--dry_run stops after a few steps"
         ),
     ),
     TRAIN,

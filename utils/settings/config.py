@@ -14,6 +14,7 @@ effect.
 import dataclasses
 import difflib
 import functools
+import os
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -270,7 +271,8 @@ def read_yaml(config_class, path: Path, say: Callable = lambda line: None) -> di
 
 def _recipe_like(path: Path) -> str:
     """', such as recipes/...', of the recipe that has nearly this name, if there is one."""
-    names = {recipe.stem: recipe for recipe in sorted(Path("recipes").glob("*.yaml"))}
+    folder = Path(__file__).resolve().parents[2] / "recipes"
+    names = {recipe.stem: os.path.relpath(recipe) for recipe in sorted(folder.glob("*.yaml"))}
     wanted = path.stem.replace("-", "_").lower()
     near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
     return f", such as {names[near[0]]}" if near else ""

@@ -220,8 +220,11 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
         if self.weight_decay == 0:
             yield "decay_all", "--weight_decay is 0", "weight_decay"
         used = (*self.schedule_flags, "warmup")
-        others = [name for name in itertools.chain(*SCHEDULES.values()) if name not in used]
-        yield others, f"--sched {self.sched} does not use it", "sched"
+        for name in itertools.chain(*SCHEDULES.values()):
+            if name not in used:
+                users = ", ".join(sched for sched, names in SCHEDULES.items() if name in names)
+                reason = f"--sched {self.sched} does not use it, which is for --sched {users}"
+                yield name, reason, "sched"
         if "warmup" not in self.schedule_flags:
             flags = ("warmup_epochs", "warmup_steps", "warmup_ratio", "warmup_lr")
             yield flags, f"--sched {self.sched} has its own warm-up", "sched"

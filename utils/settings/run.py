@@ -27,6 +27,10 @@ class RunSettings(Config):
     output: str | None = run_flag(
         None, "Folder of the run", default_text="runs/<model>-<data>-<time>"
     )
+    checkpoint: str | None = run_flag(
+        None,
+        "At the end of a new run, also write its model to this file, with the ending .safetensors",
+    )
     resume: str | None = run_flag(
         None,
         "Resume a run: its folder, or the folder of one checkpoint; without a value, the newest "
@@ -130,6 +134,22 @@ class RunSettings(Config):
         "Write the model named by --resume for use elsewhere, with classes and normalisation",
         choices=("onnx", "safetensors"),
     )
+
+    @classmethod
+    def implied(cls, given, say):
+        if file := given.get("checkpoint"):
+            copy = Path(file).with_suffix(".safetensors")
+            for path in filter(Path.exists, (Path(file), copy)):
+                raise UserError(
+                    f"--checkpoint {file}: {path} is there: --pretrained FILE starts from its "
+                    "weights, --resume RUN goes on with a run; a new run needs another name"
+                )
+            say(
+                f"note: --checkpoint {file}: nothing is pickled; the run's folder has all that is "
+                f"saved, {copy} will have a copy of the model; the settings of the elastic DDP "
+                "manual are in recipes/manual_transfer.yaml"
+            )
+        return super().implied(given, say)
 
     def ineffective(self):
         yield from super().ineffective()

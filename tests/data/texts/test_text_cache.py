@@ -351,7 +351,11 @@ def test_a_disk_that_is_full_or_read_only(files, disk):
     ("settings", "part"),
     [
         ({"tokenizer": TokenizerRequest("words")}, "unigram, basic_english, or the path"),
-        ({"tokenizer": TokenizerRequest("gone.json")}, "gone.json is not there"),
+        ({"tokenizer": TokenizerRequest("gone.json")}, "gone.json is not there: --tokenizer takes"),
+        (
+            {"tokenizer": TokenizerRequest("google/bert-base-uncased")},
+            "https://huggingface.co/google/bert-base-uncased/resolve/main/tokenizer.json, and give",
+        ),
         ({"val_fraction": 1.0}, "must lie between 0 and 1"),
         ({"val_fraction": 0.1, "val_file": Path("train2.csv")}, "--val_fraction has no effect"),
         ({"subset": 0.001}, "--subset"),

@@ -1,6 +1,7 @@
 """Which tokenizer encodes a data set: one to be trained, a published one, or that of weights."""
 
 import hashlib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -95,6 +96,11 @@ class TokenizerRequest:
         if path.is_dir():
             path = path / "tokenizer.json"
         if not path.is_file():
+            if re.fullmatch(r"(?:[\w.-]+/)?[\w.]+-[\w.-]+", self.name):
+                raise UserError(
+                    f"{path} is not there, and the Hugging Face hub is not asked: download "
+                    f"https://huggingface.co/{path}/resolve/main/tokenizer.json, and give its path"
+                )
             raise UserError(
                 f"{path} is not there: --tokenizer takes {AUTO}, {', '.join(TOKENIZERS)}, "
                 "basic_english, or the path of a tokenizer.json"

@@ -1,0 +1,1 @@
+resnet50_tuning.py
