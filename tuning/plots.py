@@ -162,7 +162,7 @@ def _slices(
     for axis in axes[::columns]:
         axis.set_ylabel(title)
     figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=min(3, columns + 1),
+        handles.values(), handles.keys(), loc="outside lower center", ncols=min(3, columns),
         fontsize=8, frameon=False,
     )  # fmt: skip
     return figure

@@ -208,3 +208,16 @@ def test_a_run_that_has_taken_no_time_has_no_panel_of_times(panels):
     """It was resumed at the end of an epoch."""
     axes = panels([*validated([50.0]), end("train", 1.0, loss=1.0, accuracy=50.0, time_share={})])
     assert list(axes) == ["loss", "accuracy", "learning"]
+
+
+def test_a_phase_of_the_time_keeps_its_colour(panels):
+    """Whichever of them took longest."""
+    found = []
+    for share in ({"data": 0.2, "optimizer": 0.5}, {"data": 0.2, "optimizer": 0.1, "other": 0.4}):
+        record = end("train", 1.0, loss=1.0, average_over="epoch", time_share=share)
+        axis = panels([record])["time"]
+        _, names = axis.get_legend_handles_labels()
+        colours = [tuple(part.get_facecolor()[0]) for part in axis.collections]
+        found.append(dict(zip((name.split()[0] for name in names), colours, strict=True)))
+    assert all(found[0][phase] == found[1][phase] for phase in ("data", "optimizer"))
+    assert len({*found[1].values()}) == 3

@@ -1,7 +1,6 @@
 """curves.png: loss, accuracy, learning rate and phases of the time, over the epochs of a run."""
 
 import io
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,8 +13,11 @@ from ..plural import counted
 from .console import epoch_text
 
 COLOURS = {"train": "tab:blue", "val": "tab:orange", "test": "tab:green"}
-# For the phases of an epoch other than the wait for data, the longest first.
-PHASE_COLOURS = ("#9ecae1", "#c7c7c7", "#a1d99b", "#bcbddc", "#fdd0a2")
+# Of the phases of an epoch; the wait for data, which the user can reduce, is red.
+PHASE_COLOURS = {
+    "data": "tab:red", "forward_backward": "#9ecae1", "optimizer": "#bcbddc",
+    "evaluation": "#a1d99b", "checkpoint": "#fdd0a2", "other": "#c7c7c7",
+}  # fmt: skip
 LEGEND = {"frameon": True, "framealpha": 0.7, "edgecolor": "none", "fontsize": 8}
 # Curves with more points than this have no markers.
 MARKED_POINTS = 60
@@ -249,7 +251,6 @@ def _draw_times(axis, records: list[dict]) -> None:
     for record, weight in zip(records, epochs, strict=True):
         for phase, fraction in record["time_share"].items():
             totals[phase] = totals.get(phase, 0.0) + weight * _number(fraction)
-    # The wait for data, which the user can reduce, is red and at the bottom.
     phases = sorted(totals, key=lambda phase: (phase != "data", -totals[phase]))
     # Each epoch is a horizontal line from its beginning to its end.
     x = [edge for pair in zip(left, right, strict=True) for edge in pair]
@@ -258,8 +259,7 @@ def _draw_times(axis, records: list[dict]) -> None:
         for phase in phases
     ]
     mean = [f"{phase} {100 * totals[phase] / sum(epochs):.0f} %" for phase in phases]
-    others = itertools.cycle(PHASE_COLOURS)
-    colours = ["tab:red" if phase == "data" else next(others) for phase in phases]
+    colours = [PHASE_COLOURS.get(phase, PHASE_COLOURS["other"]) for phase in phases]
     axis.stackplot(x, parts, labels=mean, colors=colours, alpha=0.75, lw=0)
     axis.set_ylim(0, 100)
     axis.set_title("time (%)")
