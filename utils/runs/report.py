@@ -23,6 +23,7 @@ from ..tasks.task import Task
 from ..training.evaluation import Evaluation
 from ..training.memory import peak_memory
 from ..training.trainer import Trainer
+from .baseline import compare
 from .prepare import Ready, measure_split
 from .run import Run
 
@@ -63,11 +64,12 @@ class Report:
             self.say(line)
         status = "stopped_early" if progress.stopped_early else "finished"
         if not settings.final_test:
-            self._write(status)
             evaluation = self._evaluated()
             split = self.trainer.plan.eval_split
+            entries, verdict = compare(self.run, trainer, self.ready, evaluation, split)
+            self._write(status, None, entries)
             report_samples(evaluation, self.ready.task, split, self.folder.evaluated, self.run)
-            text = evaluation.in_words(evaluation.intervals())
+            text = evaluation.in_words(evaluation.intervals()) + verdict
             self.say(f"validation {text}, after {self._time_text()}: {self.folder.path}")
             return
         test = self._measure_last()
@@ -88,7 +90,8 @@ class Report:
         if best is not None:
             further |= _prefixed("best_test", best.figures)
             further |= _prefixed("best_flip_test", best.flip_figures)
-        self._write(status, test.figures, further)
+        entries, verdict = compare(self.run, trainer, self.ready, model, "test")
+        self._write(status, test.figures, further | entries)
         if settings.flip_test:
             self.say(flip_text(test))
         finite = model.loss is not None and math.isfinite(model.loss)
@@ -99,8 +102,8 @@ class Report:
             mine, theirs = names if uses_best else names[::-1]
             note += f" with {mine} ({theirs}: {other.accuracy:.2f} %)"
         self.say(
-            f"test {model.in_words(intervals)} on {counted(model.samples, 'sample')}{note}, "
-            f"after {self._time_text()}: {self.folder.path}"
+            f"test {model.in_words(intervals)} on {counted(model.samples, 'sample')}{note}"
+            f"{verdict}, after {self._time_text()}: {self.folder.path}"
         )
 
     def _measure_last(self) -> Evaluation:

@@ -9,7 +9,7 @@ OF_TRAINING = (
     *("epochs", "lr", "clip", "max_steps", "epochs_for_sched", "early_stop_patience"),
     *("auto_batch", "compile", "cuda_graphs"),
     *("on_nonfinite", "save_every", "checkpoint_hist", "eval_every", "eval_on_start"),
-    *("log_every", "output"),
+    *("log_every", "output", "baseline"),
     *("wandb", "wandb_project", "wandb_entity", "wandb_tags", "dry_run", "profile", "final_test"),
 )
 NO_REPORT = {"report": "it belongs to training and --eval_only"}
@@ -87,7 +87,7 @@ ACTIONS = (
         trains=True,
         needs_run=False,
         without_effect=dict.fromkeys(
-            ("wandb", "profile", "report"), "--dry_run stops after a few steps"
+            ("wandb", "profile", "report", "baseline"), "--dry_run stops after a few steps"
         ),
     ),
     TRAIN,
