@@ -109,7 +109,8 @@ class Recipe:
             settings.pop(name, None)
         if self.val_fraction is not None:
             settings["val_fraction"] = self.val_fraction
-        settings |= {"final_test": False, "report": False, "checkpoint_hist": 1}
+        settings |= {"final_test": False, "report": False, "baseline": False}
+        settings |= {"checkpoint_hist": 1}
         settings["eval_every"] = 1 if settings.get("sched") == "plateau" else epochs
         return self._checked(settings)
 

@@ -86,6 +86,7 @@ def test_python_blocks_run(workplace, block, capsys):
             assert answer["predicted"] == name
             assert float(answer["probability"]) == pytest.approx(float(probability), abs=0.01)
     words = ("cat", "dog", "money", "sport", "% of 6", "100 of 100 right", "cost 0.5")
+    words += ("macro F1",)
     assert any(word in said for word in words)
 
 

@@ -173,11 +173,11 @@ def test_a_run_on_unequal_classes_goes_on_with_the_same_bits(run):
     counts, texts = {"ant": 70, "bee": 20, "cat": 8}, rows(294, 0)
     content = [[row for row in texts if row[0] == name][:n] for name, n in counts.items()]
     data = write("train.csv", [("animal", "text"), *chain(*content)])
-    write("weights.csv", [("ant", 1), ("bee", 2), ("cat", 9)])
+    Path("weights.yaml").write_text("ant: 1\nbee: 2\ncat: 9\n")
     flags = ["--dataset", "csv", "--train_file", data, "--test_fraction", "0.2", *TINY]
     code, out, _ = run(*flags, "--max_steps", 1, "--output", "plain")
     assert code == 0 and "class 'ant' has 56 training samples and class 'cat' 6: " in out
-    flags += ["--weighted_sampler", "--cls_weight", "weights.csv", "--fl_gamma", "1"]
+    flags += ["--weighted_sampler", "--cls_weight", "weights.yaml", "--fl_gamma", "1"]
     flags += ["--logit-adjustment", "0.5", "--label_smoothing", "0.1", "--mixup", "0.3"]
     flags += ["--sched", "constant", "--epochs", "3"]
     code, out, _ = run(*flags, "--output", "whole")
@@ -188,8 +188,8 @@ def test_a_run_on_unequal_classes_goes_on_with_the_same_bits(run):
     for name in ("model", "optimizer"):
         assert last("run", name) == last("whole", name), name
     assert summary("run")["train_loss"] == summary("whole")["train_loss"]
-    with open("weights.csv", "a", newline="") as file:
-        file.write("dog,1\n")
+    with open("weights.yaml", "a") as file:
+        file.write("dog: 1\n")
     assert "there is no class 'dog'" in run("--resume", "run", "--epochs", 4)[2]
 
 
@@ -274,12 +274,18 @@ def test_each_row_that_is_evaluated_is_listed(run):
         place = int(row["id"][1:])
         assert int(row["line"]) == place + 2 + (place >= 30)
         assert (row["text"], row["true"]) == (lines[place][2], lines[place][1])
-    assert run("--resume", "run", "--predict", "all.csv", "--on_bad", "skip")[0] == 0
+    ids = ("--id_columns", "id,text", "--on_bad", "skip")
+    assert run("--resume", "run", "--predict", "all.csv", *ids)[0] == 0
     predicted = {row["line"]: row for row in table("run/predictions.csv")}
     for row in evaluated:
         other = predicted[row["line"]]
         assert (other["predicted"], other["id"]) == (row["predicted"], row["id"])
+        assert other["text_in_file"] == row["text"]
         assert float(other["p_bee"]) == pytest.approx(float(row["p_bee"]), abs=3e-6)
+    # Flags of the run that another file cannot follow are not asked of it.
+    Path("new.txt").write_text("honey\n")
+    assert run("--resume", "run", "--predict", "new.txt")[0] == 0
+    assert run("--resume", "run", "--predict", "all.csv", "--on_bad", "skip")[0] == 0
     code, _, error = run(*flags[:-1], "name", "--output", "other")
     assert code == 2 and "has no column 'name' (--id_columns): it has id, animal, text" in error
 
@@ -409,3 +415,17 @@ def test_a_missing_network_is_reported(run, monkeypatch):
 def test_headlines_need_no_file(run):
     texts = open_headlines("headlines", TextRequest(Path("nowhere"))).load()
     assert texts.synthetic and len(texts.classes) == 4
+
+
+@pytest.mark.slow
+def test_what_an_earlier_end_has_told_is_not_told_again(run):
+    """A run that goes on has no page and no answers until it ends again."""
+    assert run(*HEADLINES, "--epochs", 1, "--output", "run")[0] == 0
+    assert {"evaluated.csv", "report.html"} <= {path.name for path in Path("run").iterdir()}
+    with pytest.MonkeyPatch.context() as patch:
+        raise_in_step(patch, 2, signal.SIGTERM)
+        assert run("--resume", "run", "--epochs", 2)[0] == 143
+    assert not {"evaluated.csv", "report.html"} & {path.name for path in Path("run").iterdir()}
+    assert run("--resume", "run")[0] == 0
+    right = [row["true"] == row["predicted"] for row in table("run/evaluated.csv")]
+    assert 100 * np.mean(right) == pytest.approx(summary("run")["test_accuracy"])

@@ -355,7 +355,7 @@ def test_only_a_page_of_this_command_is_overwritten(tmp_path, run):
     for name in ("mine.html", "report.html"):
         before = Path(name).read_text()
         code, _, err = run(folder, "--output", name)
-        assert code == 2 and err.startswith(f"error: --output {name}: ")
+        assert code == 2 and err.startswith(f"error: {name} is no such page: ")
         assert Path(name).read_text() == before
     assert run(folder, "--output", ".")[0] == 2
     code, lines, _ = run(folder, "--output", "new/page.html")

@@ -56,7 +56,8 @@ def write_run(folder: Path, **further) -> Path:
         "test_samples": 6, "model_step": 4, "steps": 4, "epochs": 2.0, "train_samples": 8,
         "classes": 3, "global_batch_size": 4, "seconds_training": 9.0, "seconds_total": 10.0,
         "samples_per_second": 3.0, "device": "cpu", "precision": "fp32", "world_size": 1,
-        "model_test_intervals": {"accuracy": [18.8, 81.2]},
+        "model_test_intervals": {"accuracy": [18.8, 81.2]}, "baseline_wins": True,
+        "baseline": {"name": "a <line>", "accuracy": 66.0, "intervals": {}}, "majority": None,
     }  # fmt: skip
     (folder / "summary.json").write_text(json.dumps(summary | further))
     return folder
@@ -94,6 +95,8 @@ def test_the_result_and_what_the_run_said(page):
     told = texts_of(page, "li")
     assert "<i>look</i>" in told and "data took 25% of the time: more --workers" in told
     assert "python resnet50_test.py --config" in texts_of(page, "code")[0]
+    assert texts_of(page, "strong") == ["A baseline is better: see below."]
+    assert rows[4:6] == ["50.00 %", "66.00 %"]
     assert texts_of(page, "caption")[0] == "The run's model on 6 test pictures"
 
 
@@ -133,7 +136,7 @@ def test_texts_and_many_classes(tmp_path):
         ["file", "line"], lambda: (["t.csv", str(i)] for i in range(150)),
         lambda: (f"<u>{i}</u> " * 300 for i in range(150)),
     )  # fmt: skip
-    folder = write_run(tmp_path / "run", baseline=None)
+    folder = write_run(tmp_path / "run", baseline=None, baseline_wins=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("utils.reporting.run_page.is_installed", lambda name: False)
         write_run_page(folder, "t", classes, recorded(logits, targets), names)

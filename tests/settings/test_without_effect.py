@@ -20,7 +20,7 @@ from utils.settings.config import parse
         *((name, ["--optimizer", "muon"]) for name in OPTIMIZERS["ngd"].own),
         ("warmup_epochs", ["--warmup_steps", "5"]),
         ("decay_all", ["--weight_decay", "0"]),
-        ("cache_dir", ["--dataset", "cifar10"]),
+        ("cache_dir", ["--dataset", "cifar10", "--baseline", "false"]),
         ("test_fraction", ["--dataset", "shapes"]),
         ("val_is_validation", ["--dataset", "shapes"]),
         ("on_bad", ["--dataset", "shapes"]),

@@ -16,6 +16,7 @@ def test_lengths_in_epochs_keep_their_fraction_of_the_run():
     assert last["milestones"] == "5,8" and last["warmup_epochs"] == 1
     assert last["mixup_off_epoch"] == 9 and "early_stop_patience" not in last
     assert last["lr"] == 0.3 and last["seed"] == 4 and last["final_test"] is False
+    assert last["baseline"] is False
     assert (last["epochs"], last["subset"], last["val_fraction"]) == (10, 0.2, 0.2)
     handed = recipe.handed_over({"lr": 0.3})
     assert handed["milestones"] == "25,40" and handed["warmup_epochs"] == 5

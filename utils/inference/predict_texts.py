@@ -15,7 +15,7 @@ from ..data.texts.tokenizer import encode, tokenizer_from_json
 from ..measures.outcomes import answers_of
 from ..reporting.answers import AnswerTable, table_file
 from ..reporting.csv_fields import safe_text
-from ..tasks.sample_names import ids_of_lines
+from ..tasks.sample_names import id_headings, ids_of_lines
 from ..training.objective import Precision
 from ..weights.card import TextCard
 from .predictions import evaluating, not_a_number
@@ -60,7 +60,7 @@ def predict_texts(
     ids, no_ids = ids_of_lines(path, id_columns, request.encoding), [""] * len(id_columns)
     tokenizer, encoded = tokenizer_from_json(card.tokenizer), []
     with evaluating(model), table_file(output_csv) as file:
-        table = AnswerTable(file, card.classes, ["line", *id_columns, "text"])
+        table = AnswerTable(file, card.classes, ["line", *id_headings(id_columns), "text"])
         for start in range(0, len(rows), CHUNK):
             chunk = rows[start : start + CHUNK]
             tokens, offsets = encode(tokenizer, [text or "" for _, text in chunk])

@@ -183,8 +183,7 @@ def evaluate_only(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> None:
         folder = folder or default_path(run.model_name, run.data_name)
         folder = _report_folder(run.settings, folder, checkpoint)
         report_classes(result, classes, folder, run.console.say, writes=run.leads)
-        beside = folder.parent if folder.name == REPORT else folder  # as a run has them
-        report_samples(result, task, split, beside / EVALUATED, run)
+        report_samples(result, task, split, folder / EVALUATED, run)
     split = "validation " if split == "val" else "" if other else "test "
     run.console.say(
         f"{what}: {split}loss {result.loss:.4f}, {split}{result.in_words(result.intervals())} on "

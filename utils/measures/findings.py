@@ -37,7 +37,7 @@ class Findings:
             one; None for more than MOST_IN_MATRIX.
         bins: (3, BINS) by the probability of the predicted class: samples, correct ones, and the
             sum of these probabilities.
-        mistakes: those with the largest loss, the largest first.
+        mistakes: the surest ones, by the probability of the predicted class, the surest first.
     """
 
     matrix: np.ndarray | None
@@ -60,15 +60,15 @@ def find(outcomes: Outcomes, most: int) -> Findings:
         place = np.nan_to_num(sure * BINS).astype(int).clip(0, BINS - 1)
         for row, weights in zip(bins, (None, right, sure), strict=True):
             row += np.bincount(place, weights, BINS)
-        losses, wrong = np.nan_to_num(losses, nan=np.inf, posinf=np.inf), np.flatnonzero(~right)
-        for row in wrong[np.argsort(-losses[wrong], kind="stable")[:most]].tolist():
+        wrong, sure = np.flatnonzero(~right), np.nan_to_num(sure, nan=1.0)
+        for row in wrong[np.argsort(-sure[wrong], kind="stable")[:most]].tolist():
             mistakes.append(
                 Mistake(
                     start + row, int(targets[row]), int(predicted[row]), float(sure[row]),
                     float(losses[row]),
                 )
             )  # fmt: skip
-        mistakes = sorted(mistakes, key=lambda found: -found.loss)[:most]
+        mistakes = sorted(mistakes, key=lambda found: -found.probability)[:most]
         start += len(targets)
     matrix = None if cells is None else cells.reshape(classes, classes)
     return Findings(matrix, bins, mistakes)

@@ -19,8 +19,9 @@ from .recorded import RecordedRun, read_runs
 
 # Runs that differ in nothing but these repeat each other.
 OF_NO_ACCOUNT = (
-    "seed", "cache_dir", "workers", "save_every", "checkpoint_hist", "log_every", "report",
-    "metrics", "wandb", "wandb_project", "wandb_entity", "wandb_tags",
+    "seed", "cache_dir", "workers", "save_every", "checkpoint", "checkpoint_hist", "log_every",
+    "report", "baseline", "metrics", "id_columns", "wandb", "wandb_project", "wandb_entity",
+    "wandb_tags",
 )  # fmt: skip
 SPLITS = {"val": "Validation", "test": "Test"}
 CAPTIONS = {  # of the tables, by title

@@ -22,7 +22,7 @@ def write_page(path: Path, template: str, **context) -> None:
 
     mark = f'<meta name="generator" content="training-toolkit {template}">'
     if path.is_file() and mark.encode() not in path.read_bytes()[:1000]:
-        raise UserError(f"--output {path}: this file is no such page; choose another name")
+        raise UserError(f"{path} is no such page: move it away, or choose another name")
     loader = jinja2.FileSystemLoader(Path(__file__).with_name("templates"))
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
     page = environment.get_template(template).render(mark=mark, **context)

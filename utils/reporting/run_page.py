@@ -3,6 +3,7 @@
 import base64
 import io
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from ..machine.packages import is_installed
 from ..measures.compute import class_scores, margins
 from ..measures.findings import Findings, find
 from ..measures.outcomes import Outcomes
-from ..measures.table import Measure, known_measure
+from ..measures.table import MEASURES, Measure, known_measure
 from ..plural import counted
 from .answers import SampleNames
 from .classes import CLASSES_WITH_NUMBERS
@@ -89,7 +90,8 @@ def write_run_page(
     context = {
         "title": title,
         "result": _result(run, "picture" if names.picture else "text"),
-        "baseline": run.summary.get("baseline"),
+        "baselines": _baselines(run),
+        "wins": run.summary.get("baseline_wins"),
         "mistakes": mistakes,
         "pictures": names.picture is not None,
         "matrix": _matrix(findings.matrix, classes),
@@ -104,8 +106,8 @@ def write_run_page(
             for name, (value, origin) in run.settings.items()
             if origin not in ("default", "") and name not in ("output", "config")
         ],
-        "script": run.setting("script"),
-        "folder": str(folder),
+        "weights": "The run's model" if "model_weights" in run.summary else "The last weights",
+        "command": _command(run, folder),
         "facts": _facts(run),
     }
     write_page(folder / "report.html", "report.html", **context)
@@ -141,6 +143,17 @@ def _result(run: RecordedRun, kind: str) -> dict:
     }
 
 
+def _baselines(run: RecordedRun) -> list[tuple[str, ...]]:
+    """(name, accuracy and, if it is shown, macro F1) of the run's model and of simple methods."""
+    found = [run.summary.get(name) for name in ("baseline", "majority")]
+    rows = [(one["name"], one) for one in found if one]
+    measures = [MEASURES[name] for name in ("accuracy", "f1_macro") if name in run.result]
+    return [
+        (name, *(_figure(measure, one.get(measure.name)) for measure in measures))
+        for name, one in ([("this run's model", run.result), *rows] if rows else [])
+    ]
+
+
 def _facts(run: RecordedRun) -> list[tuple[str, str]]:
     summary = run.summary
     weights = {
@@ -160,6 +173,13 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
         f"{counted(summary['world_size'], 'process')}",
     }
     return [*facts.items()]
+
+
+def _command(run: RecordedRun, folder: Path) -> str:
+    processes, script = run.summary.get("world_size", 1), run.setting("script")
+    start = f"NPROC={processes} bash run_distributed.sh" if processes > 1 else "python"
+    config, again = (shlex.quote(str(path)) for path in (folder / "config.yaml", f"{folder}-again"))
+    return f"{start} {script} --config {config} --output {again}"
 
 
 # ---- mistakes -----------------------------------------------------------------------------------
@@ -304,10 +324,13 @@ def _calibration(bins: np.ndarray) -> dict:
 
 def _phases(run: RecordedRun) -> list[tuple[str, str, float]]:
     """(name, per cent in words, per cent) of the phases of the time, of all epochs."""
-    shares = [r["time_share"] for r in run.records if r.get("time_share")]
-    if not shares:
+    having, shares, before = [r for r in run.records if r.get("time_share")], [], 0.0
+    for record in having:  # a part of an epoch counts as that
+        shares.append((record["epoch"] - before, record["time_share"]))
+        before = record["epoch"]
+    if not (total := sum(weight for weight, _ in shares)):
         return []
-    means = {p: 100 * sum(s.get(p) or 0 for s in shares) / len(shares) for p in PHASES}
+    means = {p: 100 * sum(w * (s.get(p) or 0) for w, s in shares) / total for p in PHASES}
     return [(PHASES[p], f"{value:.1f} %", round(value, 1)) for p, value in means.items()]
 
 

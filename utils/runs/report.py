@@ -24,6 +24,7 @@ from ..tasks.task import Task
 from ..training.evaluation import Evaluation
 from ..training.memory import peak_memory
 from ..training.trainer import Trainer
+from .baseline import compare
 from .prepare import Ready, measure_split
 from .run import Run
 
@@ -38,6 +39,8 @@ class Report:
 
     def write_splits(self) -> None:
         """Writes which samples are in which split."""
+        if not self.run.leads:
+            return
         task, path = self.ready.task, self.folder.splits
         splits = {"train": task.train, "val": task.val, "test": task.test}
         if task.test is task.val:
@@ -47,6 +50,12 @@ class Report:
             write_splits(path, {k: (task.names[k], labels[k]) for k in labels}, self.classes)
         except (UserError, OSError) as error:
             self.say(f"{path} is not written: {error}")
+
+    def remove(self) -> None:
+        """Removes what an earlier end of the run has written on its result."""
+        for path in (self.folder.evaluated, self.folder.page) if self.run.leads else ():
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     @contextlib.contextmanager
     def if_interrupted(self) -> Iterator[None]:
@@ -64,10 +73,12 @@ class Report:
             self.say(line)
         status = "stopped_early" if progress.stopped_early else "finished"
         if not settings.final_test:
-            self._write(status)
             evaluation = self._evaluated()
-            page = self._write_page(evaluation, self.trainer.plan.eval_split)
-            text = evaluation.in_words(evaluation.intervals())
+            split = self.trainer.plan.eval_split
+            entries, verdict = compare(self.run, trainer, self.ready, evaluation, split)
+            self._write(status, None, entries)
+            page = self._write_page(evaluation, split)
+            text = evaluation.in_words(evaluation.intervals()) + verdict
             self.say(f"validation {text}, after {self._time_text()}: {page}")
             return
         test = self._measure_last()
@@ -87,7 +98,8 @@ class Report:
         if best is not None:
             further |= _prefixed("best_test", best.figures)
             further |= _prefixed("best_flip_test", best.flip_figures)
-        self._write(status, test.figures, further)
+        entries, verdict = compare(self.run, trainer, self.ready, model, "test")
+        self._write(status, test.figures, further | entries)
         if settings.flip_test:
             self.say(flip_text(test))
         page = self._write_page(model, "test")
@@ -99,8 +111,8 @@ class Report:
             mine, theirs = names if uses_best else names[::-1]
             note += f" with {mine} ({theirs}: {other.accuracy:.2f} %)"
         self.say(
-            f"test {model.in_words(intervals)} on {counted(model.samples, 'sample')}{note}, "
-            f"after {self._time_text()}: {page}"
+            f"test {model.in_words(intervals)} on {counted(model.samples, 'sample')}{note}"
+            f"{verdict}, after {self._time_text()}: {page}"
         )
 
     def _write_page(self, evaluation: Evaluation, split: str) -> Path:

@@ -34,8 +34,10 @@ def train(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> None:
     report = Report(run, trainer, ready)
     trace = run.folder.trace if run.settings.profile and run.leads else None
     _introduce(run, trainer)
-    if checkpoint is None and run.leads:
+    if checkpoint is None:
         report.write_splits()
+    elif trainer.progress.step < plan.total_steps:
+        report.remove()  # it will not be about the run's weights any longer
     with report.if_interrupted(), _profiler(trace, trainer, run.console.say) as profiler:
         after_step = [] if profiler is None else [profiler.step]
         after_step += [] if run.free_cores is None else [run.free_cores.look]

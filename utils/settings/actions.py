@@ -10,7 +10,7 @@ OF_TRAINING = (
     "steps_per_epoch",
     *("auto_batch", "compile", "cuda_graphs"),
     *("on_nonfinite", "save_every", "checkpoint_hist", "eval_every", "eval_on_start"),
-    *("log_every", "output", "checkpoint"),
+    *("log_every", "output", "checkpoint", "baseline"),
     *("wandb", "wandb_project", "wandb_entity", "wandb_tags", "dry_run", "profile", "final_test"),
 )
 NO_REPORT = {"report": "it belongs to training and --eval_only"}
@@ -18,7 +18,7 @@ NO_REPORT = {"report": "it belongs to training and --eval_only"}
 # their defaults unless they are given again.
 KEPT_BY_TRAINING = ("engine",)
 # Likewise, which only actions that read its data keep: they say nothing about another file.
-KEPT_WITH_DATA = ("header", "image_dir")
+KEPT_WITH_DATA = ("header", "image_dir", "id_columns")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ ACTIONS = (
         trains=True,
         needs_run=False,
         without_effect=dict.fromkeys(
-            ("wandb", "profile", "report", "checkpoint"), "--dry_run stops after a few steps"
+            ("wandb", "profile", "report", "checkpoint", "baseline"),
+            "--dry_run stops after a few steps",
         ),
     ),
     TRAIN,

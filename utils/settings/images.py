@@ -241,8 +241,9 @@ class PictureSettings(Config):
             yield names + (() if of_other_files else of_files), reason, "dataset"
             if self.image_size is None and not self.eval_data:
                 reason = f"--dataset {self.dataset} is in memory, unless --image_size resizes it"
-                names = ("cache_dir",) if self.predict else ("cache_dir", "workers")
-                yield names, reason, "dataset"
+                keeps_baseline = self.action.trains and self.baseline
+                yield () if keeps_baseline else "cache_dir", reason, "dataset"
+                yield () if self.predict else "workers", reason, "dataset"
         elif self.predict:
             yield "loader", "--predict decodes files in threads, by Pillow", "predict"
         reads_list, idle = self.dataset == "csv", "dataset"

@@ -90,6 +90,10 @@ class RunSettings(Config):
     final_test: bool = run_flag(
         True, "Measure on the test set at the end; without it only on the validation split"
     )
+    baseline: bool = run_flag(
+        True,
+        "Also measure what simple methods reach, at the end, in at most 2 % of the run's time",
+    )
     profile: bool = run_flag(False, "Write a trace of a few steps, to be opened in a browser")
     wandb: str = run_flag(
         "disabled",

@@ -26,6 +26,7 @@ from .augmentation import augmentation
 from .mixing import auto_split, build_mixing
 from .picture_data import Splits
 from .sample_names import picture_names
+from .simple_models import PixelModel
 from .task import Task
 
 # Most workers if --workers is not given: even two read faster than a GPU trains a small network.
@@ -94,7 +95,8 @@ def make_loaders(
         )
 
     named = {"train": train, "val": val, "test": data.test}
-    names = {name: picture_names(split) for name, split in named.items() if split is not None}
+    named = {name: split for name, split in named.items() if split is not None}
+    names = {name: picture_names(split) for name, split in named.items()}
     val_loader = loader(val) if val else None
     test_loader = val_loader if val is data.test else loader(data.test)
     if settings.eval_data:  # nothing is trained
@@ -135,6 +137,7 @@ def make_loaders(
         trained=None if auto is None else loader(train.part(auto.trained), pool=None),
         pool=pool,
         names=names,
+        simple_model=PixelModel(named, data.fingerprint),
     )
 
 

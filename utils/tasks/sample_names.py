@@ -14,6 +14,9 @@ from ..errors import UserError
 from ..reporting.answers import SampleNames
 from ..reporting.csv_fields import safe_path, safe_text
 
+# Columns of the tables of answers, which --id_columns may name, too.
+TAKEN = ["file", "line", "text", "split", "true", "class", "predicted", "probability", "loss"]
+
 
 def picture_names(split: PictureSplit) -> SampleNames:
     """By files; pictures that do not lie in files of their own by their numbers, from 0."""
@@ -59,7 +62,12 @@ def text_names(
         for line in split.lines.tolist():
             yield [file, str(line), *ids.get(line, missing)]
 
-    return SampleNames(["file", "line", *id_columns], cells, texts)
+    return SampleNames(["file", "line", *id_headings(id_columns)], cells, texts)
+
+
+def id_headings(columns: Sequence[str]) -> list[str]:
+    """The names of --id_columns in a table of answers."""
+    return [f"{name}_in_file" if name.lower() in TAKEN else name for name in columns]
 
 
 def ids_of_lines(path: Path, columns: Sequence[str], encoding: str | None) -> dict[int, list[str]]:
@@ -74,7 +82,10 @@ def ids_of_lines(path: Path, columns: Sequence[str], encoding: str | None) -> di
         raise UserError(f"--id_columns: {path} has no columns; leave the flag out")
     table = read_table(path, encoding=encoding)
     names = table.names or [(cell or "").strip() for cell in table.rows[0].cells]
-    places = [find_column(table, names, column, "--id_columns") for column in columns]
+    places = [  # without a header the first row has no names, which a number might be
+        find_column(table, [] if column.isdecimal() else names, column, "--id_columns")
+        for column in columns
+    ]
     return {
         row.line: [safe_text(row.cells[place] or "") for place in places]
         for row in table.rows

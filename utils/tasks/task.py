@@ -44,6 +44,7 @@ class Task:
         auto: what --mixup auto compares; None without it.
         held_out, trained: loaders of the samples that it compares.
         names: what names the samples of each split, "train", "val" and "test".
+        simple_model: the baseline of such data, one of simple_models.py.
     """
 
     SKIPPED: ClassVar[str]  # what the summary calls the samples left out by --on_bad skip
@@ -60,6 +61,7 @@ class Task:
     held_out: Loader | None = None
     trained: Loader | None = None
     names: Mapping[str, SampleNames] = field(default_factory=dict)
+    simple_model: Any = None
 
     def resize_evaluation(self, batch_size: int, ranks: int) -> None:
         """Changes the batches of the loaders that evaluate.

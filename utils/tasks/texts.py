@@ -21,6 +21,7 @@ from ..weights.card import TextCard
 from .kinds import Kind
 from .mixing import auto_split, build_mixing
 from .sample_names import text_names
+from .simple_models import WordModel
 from .task import Task, counts_text
 from .text_data import load_texts, read_table
 
@@ -138,7 +139,8 @@ def _make_loaders(
         )
         for name, split in data.splits.items()
     }
-    return TextTask(data, card, train, test, val, auto, held_out, trained, names)
+    simple = WordModel(data, settings)
+    return TextTask(data, card, train, test, val, auto, held_out, trained, names, simple)
 
 
 def _loader(

@@ -19,9 +19,13 @@ class RecordSplit:
     shape: tuple[int, int, int]
     on_disk: bool = False
     encoded: bool = False  # has no need of worker processes
+    rows: None = None
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def name(self, sample: int) -> None:
+        return None
 
     def part(self, index):
         return RecordSplit([self.records[i] for i in index], self.labels[index], self.shape)

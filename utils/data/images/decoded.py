@@ -154,6 +154,7 @@ def kept(path: Path, compute: Callable[[], Any], read: Callable[[Any], Any] = li
         return read(json.loads(path.read_text(encoding="utf-8")))
     found = compute()
     with suppress(OSError):  # then it is computed again
+        path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, json.dumps(found).encode())
     return read(found)
 
