@@ -14,6 +14,8 @@ from .config import Config
 
 run_flag = partial(setting, group="the run and its report", resume="free")
 use_flag = partial(setting, group="using a trained model", resume="free")
+# Of the files that other scripts write models to.
+ENDINGS = (".bin", ".ckpt", ".pkl", ".pt", ".pth", ".safetensors", ".tar")
 
 
 @dataclass
@@ -138,7 +140,7 @@ class RunSettings(Config):
     @classmethod
     def implied(cls, given, say):
         if file := given.get("checkpoint"):
-            copy = Path(file).with_suffix(".safetensors")
+            copy = copy_path(file)
             for path in filter(Path.exists, (Path(file), copy)):
                 raise UserError(
                     f"--checkpoint {file}: {path} is there: --pretrained FILE starts from its "
@@ -207,6 +209,16 @@ class RunSettings(Config):
         `make_plan` checks that, once the data are loaded."""
         if self.eval_every == 0:
             raise UserError(f"{flag} needs evaluations, and --eval_every 0 makes none")
+
+
+def copy_path(file: str) -> Path:
+    """Where --checkpoint FILE writes the model: model.pth -> model.safetensors, but model_lr0.1 ->
+    model_lr0.1.safetensors. Raises UserError if it names no file."""
+    path = Path(file)
+    if path.name in ("", ".."):
+        raise UserError(f"--checkpoint {file}: give the name of a file, such as model.safetensors")
+    known = path.suffix.lower() in ENDINGS
+    return path.with_name(f"{path.stem if known else path.name}.safetensors")
 
 
 def save_interval(text: str, steps_per_epoch: int = 1) -> tuple[int | None, float | None]:
