@@ -234,10 +234,12 @@ def test_an_alpha_for_a_resumed_run_of_local_steps(make_run):
 
 
 def test_a_note_where_the_qsr_repository_would_take_constant_rounds():
-    for more, notes in ([], 1), (["--alpha", "0.01"], 0), (["--sync_rule", "qsr"], 0):
+    for more, notes in ([], 1), (["--alpha", "0.01"], 1), (["--sync_rule", "qsr"], 0):
         lines = []
         parse(Settings, ["--distributed", "--optimizer", "localsgd", *more], "", lines.append)
-        assert sum("--sync_rule constant" in line for line in lines) == notes
+        assert sum("--power 1, here 2" in line for line in lines) == notes
+    parse(Settings, ["--opt", "localsgd", "--alpha", "0.01", "--power", "2"], "", lines.append)
+    assert not any("--power" in line for line in lines)
 
 
 def test_the_folder_of_all_runs_and_the_name_of_one():

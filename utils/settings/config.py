@@ -30,7 +30,6 @@ from .values import (
     canonical_name,
     convert,
     parts_of,
-    refuse_two_meanings,
     short_for,
     spelled_out,
     suggestion,
@@ -120,10 +119,16 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
     """
     known = fields(config_class)
     typed = read_command_line(known, argv, description, say)
-    recipe, from_file = typed.get("config"), {}
-    if recipe:
-        from_file = read_yaml(config_class, Path(recipe), say, beside=typed)
-    _note_default_rounds(typed, from_file, say)
+    recipe = typed.get("config")
+    from_file = read_yaml(config_class, Path(recipe), say, typed) if recipe else {}
+    rules = {*typed, *from_file}
+    is_whole = "qsr_power" in rules and {"alpha", "qsr_alpha"} & rules
+    if typed.get("optimizer") in LOCAL and not (is_whole or {"sync_rule", "resume"} & rules):
+        say(
+            f"note: --optimizer {typed['optimizer']}: rounds grow by --sync_rule qsr; defaults of "
+            "the QSR repository are --alpha 0, here --sync_rule constant --sync_base H, and "
+            "--power 1, here 2"
+        )
     as_typed, typed = typed, spelled_out(known, typed, "--", beside=from_file)
     for either in INSTEAD:
         if any(name in typed for name in either):
@@ -141,8 +146,7 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
         if new.get("auto_batch"):  # the command that started the run may be given again
             found = {name for name, came in origins.items() if came == PROBED}
             new, from_file, typed = (_without(found, given) for given in (new, from_file, typed))
-        if "mixup" not in as_typed:  # a number there is an alpha, too
-            refuse_two_meanings(as_typed if "strategy" not in typed else {}, saved.get("strategy"))
+        spelled_out(known, as_typed, "--", {"strategy": saved.get("strategy")})  # refuses --alpha
         idle = config_class(**(values | saved | new)).without_effect()
         _check_unchanged(config_class, run, saved, _without(idle, new))
         action = asked_for(new)[0]
@@ -173,23 +177,13 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
         text, meta = f"--{name} has no effect: {reason}", field.metadata
         if meta["essential"] or meta["group"] == MODEL:
             raise UserError(f"{text}; leave it out")
-        if (name, cause) == ("qsr_alpha", "sync_rule") and cause not in typed:
+        if name == "qsr_alpha" and cause == "sync_rule" and name in typed and cause not in typed:
             raise UserError(f"{text}; add --sync_rule qsr, or leave it out")
         say(f"note: {text}")
         setattr(settings, name, without_new[0][name])
         origin[name] = without_new[1][name]
     settings.validate()
     return settings, origin
-
-
-def _note_default_rounds(typed: Mapping, from_file: Mapping, say: Callable) -> None:
-    """Says how the rounds of the QSR repository's optimizers differ where none are given."""
-    ours = {"alpha", "qsr_alpha", "sync_rule", "resume"}
-    if typed.get("optimizer") in LOCAL and not ours & {*typed, *from_file}:
-        say(
-            f"note: --optimizer {typed['optimizer']} without --alpha: rounds grow by --sync_rule "
-            "qsr; in the QSR repository alpha is 0 then, here --sync_rule constant --sync_base H"
-        )
 
 
 def _without(names: Collection[str], values: Mapping) -> dict:
@@ -253,9 +247,7 @@ def _read_origins(path: Path) -> dict[str, str]:
     return {name: came for name, came in pairs if came in known}
 
 
-def read_yaml(
-    config_class, path: Path, say: Callable = lambda line: None, beside: Mapping = NOTHING
-) -> dict:
+def read_yaml(config_class, path: Path, say=lambda line: None, beside: Mapping = NOTHING) -> dict:
     """The settings of a YAML file, converted and checked one by one. `say` is called with a note on
     keys that are known from elsewhere; `beside` is what the command line gives."""
     if path.suffix == ".py":

@@ -7,7 +7,6 @@ Sources: train.py of timm, main.py of hmgxr128/QSR, Lance0218's guide to DDP, Ap
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import Field
 
 from .aliases import LOCAL, MEANINGS
 from .values import convert
@@ -29,8 +28,7 @@ _HARMLESS = {
 }  # fmt: skip
 ON, OFF = "|1|true|yes|on", r"0(?:\.0*)?|false|no|off|none|null"
 # Values of harmless flags; not any word, which may be a folder that another parser takes.
-WORDS = "nccl|gloo|mpi|native|apex|reduce|broadcast|dynamic|all|part"
-PLAIN = rf"{ON}|{OFF}|-?[\d.]+(?:e[-+]?\d+)?|{WORDS}"
+PLAIN = rf"{ON}|{OFF}|[\d.][\d.e-]*|nccl|gloo|mpi|native|apex|reduce|broadcast|dynamic|all|part"
 SEVERAL = ("ckpt_to_save", "input_size", "mean", "ratio", "scale", "std")  # they take more values
 # Flag -> {regular expression of its value, which is empty where the flag stands alone: the settings
 # that say the same, with \1 for what the first group has matched, and a note; {} if it asks for
@@ -68,9 +66,8 @@ _BY_VALUE: dict[str, dict[str, Mapping[str, str] | str]] = {
     },
     # A number is --print-freq of PyTorch's example; a folder is that of all runs.
     "model_path p": {r"(\d+)": {"log_every": r"\1"}, "(.+?)/*": {"output": r"\1/"}},
-    "no_aug": {OFF: {}, ON: {"crop": "padded", "crop_padding": "0", "hflip": "0",
-                             "auto_augment": "none", "color_jitter": "0", "random_erasing": "0",
-                             "cutout": "0"}},
+    "no_aug": {OFF: {}, ON: {"crop": "padded", "crop_padding": "0", "hflip": "0", "cutout": "0",
+                             "auto_augment": "none", "color_jitter": "0", "random_erasing": "0"}},
     "optimizer": {
         "adam": "adamw with --weight_decay 0 is the same; with decay, Adam adds it to the gradient "
         "and scales it, AdamW takes it from the weights",
@@ -85,8 +82,7 @@ _BY_VALUE: dict[str, dict[str, Mapping[str, str] | str]] = {
     "strong_aug": {
         OFF: {"auto_augment": "none", "mixup": "none"},
         ON: {"auto_augment": "rand-m10-n2", "mixup": "0.2", "mixup_mode": "block",
-             "note": "on the command line also in place of a recipe's; timm's RandAugment has not "
-             "quite the operations of Composer's"},
+             "note": "also in place of a recipe's; timm's RandAugment is not quite Composer's"},
     },
     "t warmup_type": {
         "linear": {"note": "the warm-up is linear; --sched says what follows it"},
@@ -96,8 +92,7 @@ _BY_VALUE: dict[str, dict[str, Mapping[str, str] | str]] = {
 }  # fmt: skip
 _BY_VALUE |= {names: {PLAIN: {"note": note}} for names, note in _HARMLESS.items()}
 BY_VALUE = {name: cases for names, cases in _BY_VALUE.items() for name in names.split()}
-# Flags whose settings give way where these settings are given, too; but --model resnet18 and
-# --depth 50 contradict each other.
+# Flags whose settings give way where these are given, too; but --depth contradicts --model.
 PRESETS = ("log_per_step", "model", "strong_aug")
 
 
@@ -134,18 +129,14 @@ def translate(known: Mapping, given: dict, shown: Callable, say: Callable) -> di
         if "output" in given and "output" in taken:
             given["output"] = taken.pop("output") + given["output"]
         for setting, value in taken.items():
-            is_same = words_of(given.setdefault(setting, value)) == value
-            if not is_same and not _equal(known[setting], given[setting], value):
+            both = given.setdefault(setting, value), value
+            one, other = (convert(known[setting], each, f"--{setting}") for each in both)
+            if one != other:
                 refused[flag] = f"it stands for --{setting} {value}, which is given otherwise, too"
         same = " ".join(f"--{n} {v}" for n, v in taken.items() if (n, v) != (name, text))
         if same or note:
             say(f"note: {flag}: {'; '.join(filter(None, [same and f'taken as {same}', note]))}")
     return refused
-
-
-def _equal(field: Field, one: object, other: object) -> bool:
-    """Whether two values of a setting, before conversion, are the same after it."""
-    return convert(field, one, f"--{field.name}") == convert(field, other, f"--{field.name}")
 
 
 def _case(known: Mapping, name: str, text: str) -> dict[str, str] | str | None:
@@ -167,8 +158,7 @@ def _make_rounds_constant(given: dict, say: Callable) -> None:
     given by a name of ours."""
     is_local = words_of(given.get("optimizer")).lower() in LOCAL
     is_ours = "sync_rule" in given or ("sync_base" in given and "sync_init" not in given)
-    is_zero = re.fullmatch(r"0+\.?0*", words_of(given.get("alpha", 1)))
-    if is_local and is_zero and not is_ours:
+    if is_local and not is_ours and re.fullmatch(r"0+\.?0*", words_of(given.get("alpha", 1))):
         steps = words_of(given.pop("sync_init", 1))
         for name in {"alpha", "qsr_power"} & {*given}:
             del given[name]

@@ -14,8 +14,6 @@ from .config import Config
 
 run_flag = partial(setting, group="the run and its report", resume="free")
 use_flag = partial(setting, group="using a trained model", resume="free")
-# Of the files that other scripts write models to.
-ENDINGS = (".bin", ".ckpt", ".pkl", ".pt", ".pth", ".safetensors", ".tar")
 
 
 @dataclass
@@ -217,8 +215,8 @@ def copy_path(file: str) -> Path:
     path = Path(file)
     if path.name in ("", ".."):
         raise UserError(f"--checkpoint {file}: give the name of a file, such as model.safetensors")
-    known = path.suffix.lower() in ENDINGS
-    return path.with_name(f"{path.stem if known else path.name}.safetensors")
+    stem = path.stem if path.suffix[1:].isalpha() else path.name  # .1 is no ending
+    return path.with_name(f"{stem}.safetensors")
 
 
 def save_interval(text: str, steps_per_epoch: int = 1) -> tuple[int | None, float | None]:

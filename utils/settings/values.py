@@ -164,8 +164,11 @@ def spelled_out(known, values: dict, where: str, beside: Mapping = NOTHING) -> d
         targets.append((f"optimizer {optimizer}", "strategy", "local"))
         if alpha is not None:
             targets.append((f"optimizer {optimizer}", "qsr_alpha", values.pop("alpha")))
-    elif where == "--":
-        refuse_two_meanings(values, {**beside, **values}.get("strategy"))
+    elif where == "--" and alpha is not None and {**beside, **values}.get("strategy") == "local":
+        raise UserError(
+            f"--alpha {alpha:g} beside --strategy local has two meanings: --mixup {alpha:g} is "
+            f"mixup's alpha, --qsr_alpha {alpha:g} that of the rounds of local steps"
+        )
     for (name, word), (other, meant) in MEANT.items():
         if {**beside, **values}.get(name) == word and values.get(other) is not None:
             values[name] = meant
@@ -190,15 +193,6 @@ def spelled_out(known, values: dict, where: str, beside: Mapping = NOTHING) -> d
                 "given too: leave one of the two out"
             )
     return values
-
-
-def refuse_two_meanings(typed: Mapping, strategy: str | None) -> None:
-    """Raises UserError for an --alpha that may be mixup's or that of local steps."""
-    if (alpha := typed.get("alpha")) is not None and strategy == "local":
-        raise UserError(
-            f"--alpha {alpha:g} beside --strategy local has two meanings: --mixup {alpha:g} is "
-            f"mixup's alpha, --qsr_alpha {alpha:g} that of the rounds of local steps"
-        )
 
 
 def parts_of(known) -> dict[str, tuple[str, int]]:
