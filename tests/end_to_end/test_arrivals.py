@@ -91,7 +91,7 @@ def test_a_copy_of_the_model_and_a_second_run_by_one_recipe(tmp_path):
 
 def test_a_copy_of_the_model_that_cannot_be_written_is_told_before_the_training(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot write .*model.safetensors"):
+    with pytest.raises(UserError, match=r"cannot write .*model\.safetensors"):
         check_copy(f"{tmp_path}/file/model.pth")
     check_copy(f"{tmp_path}/model.pth")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
