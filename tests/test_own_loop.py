@@ -35,7 +35,7 @@ def test_same_seeds():
     ],
 )
 def test_early_stopping(patience, delta, losses, stops):
-    stopping = EarlyStopping(patience, delta)
+    stopping = EarlyStopping(patience, delta=delta)
     assert [stopping(loss) for loss in losses] == [bool(stop) for stop in stops]
     assert stopping.early_stop == bool(stops[-1]) and isinstance(stopping.best, float)
 
@@ -44,3 +44,11 @@ def test_early_stopping(patience, delta, losses, stops):
 def test_values_of_early_stopping_that_make_no_sense(values):
     with pytest.raises(ValueError, match="patience is 1 or more, delta 0 or more"):
         EarlyStopping(**values)
+
+
+def test_early_stopping_counts_aloud_and_saves_no_model(capsys):
+    stopping = EarlyStopping(patience=30, verbose=True)
+    assert not stopping(1.0) and not stopping(2.0)
+    assert capsys.readouterr().out == "early stopping: 1 of 30\n"
+    with pytest.raises(TypeError, match="save it where counter is 0"):
+        stopping(1.0, torch.nn.Linear(1, 1))

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -167,6 +168,7 @@ def for_trials(argv: list[str]) -> list[str]:
         raise UserError(f"--resume cannot be used in a search: {REFUSED['resume']}")
 
     def replaced(word: str) -> str:
+        word = re.sub(r"^-e(?=\d)", "-e=", word)  # -e5
         name, equals, value = word.partition("=")
         plain = name.lstrip("-").replace("-", "_") if name.startswith("-") else ""
         return f"--{READ_AS[plain]}{equals}{value}" if plain in READ_AS else word

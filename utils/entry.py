@@ -174,12 +174,14 @@ class Entry:
             self.check_model(settings)
             checkpoint = load_checkpoint(run)
             if settings.action.trains:
+                from .inference.use_model import check_copy, copy_model
                 from .runs.train import train
 
+                copies = settings.checkpoint and not settings.dry_run and run.leads
+                if copies:
+                    check_copy(settings.checkpoint)
                 train(run, kind, checkpoint)
-                if settings.checkpoint and not settings.dry_run and run.leads:
-                    from .inference.use_model import copy_model
-
+                if copies:
                     copy_model(run, kind)
             elif settings.action.needs_data:
                 from .inference.use_model import evaluate_only

@@ -36,6 +36,8 @@ def find(flag: str, place: str, what: str, example: str, fits: Callable[[Any], b
     except Exception as error:
         raise UserError(f"{flag} {place}: {file} cannot be imported{where(error, place)}") from None
     found = getattr(module, name, None)
+    if not fits(found) and found is not None:
+        raise UserError(f"{flag} {place}: {name} is no {what}; name one, such as {example}")
     if not fits(found):
         own = [
             k for k, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__

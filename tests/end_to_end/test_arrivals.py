@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE
 
+from utils.errors import UserError
+from utils.inference.use_model import check_copy
+
 ROOT = Path(__file__).resolve().parents[2]
 RUN = [
     "resnet50_test.py", "--dataset", "shapes", "--depth", "18", "--width", "4", "-b", "8",
@@ -84,3 +87,11 @@ def test_a_copy_of_the_model_and_a_second_run_by_one_recipe(tmp_path):
     accuracies = [json.loads((tmp_path / name / "summary.json").read_text())["steps"]
                   for name in ("named", "named-2")]  # fmt: skip
     assert accuracies == [2, 2] and not list(tmp_path.glob("*.pth"))
+
+
+def test_a_copy_of_the_model_that_cannot_be_written_is_told_before_the_training(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot write .*model\.safetensors"):
+        check_copy(f"{tmp_path}/file/model.pth")
+    check_copy(f"{tmp_path}/model.pth")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -236,6 +236,7 @@ def test_mistakes(fails):
         (["--model", "test_vitt"], "has no such model (near: test_vit"),
         (["--model", "missing.py:Net"], "there is no file missing.py"),
         (["--model", "mine.py:Nut"], "mine.py has no nn.Module named Nut; it has Net"),
+        (["--model", "mine.py:nn"], "mine.py:nn: nn is no nn.Module"),
         ([*VIT, "--model_kwargs", "depth"], "--model_kwargs depth: write name=value"),
     ],
 )

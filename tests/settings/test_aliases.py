@@ -136,7 +136,7 @@ OF_QSR = {
 def test_flags_from_elsewhere_are_none_of_ours_and_stand_for_settings_of_an_entry():
     known = {*FIELDS, *fields(vit_test.Settings)}
     # Some of their values are translated, all others are the setting's own.
-    ours = {"data_dir", "device", "model", "optimizer", "steps_per_epoch"}
+    ours = {"alpha", "data_dir", "device", "model", "optimizer", "steps_per_epoch"}
     assert known & BY_VALUE.keys() == ours
     assert not (BY_VALUE.keys() | MEANINGS.keys()) & ALIASES.keys()
     assert BY_VALUE.keys() >= {*PRESETS}
@@ -188,7 +188,7 @@ def test_a_flag_stands_for_settings_which_may_be_given_beside_a_preset():
         "note: --strong-aug 1: taken as --auto_augment rand-m10-n2 --mixup_m"
     )
     plain, lines = of("--log-per-step", "0", "--strong-aug", "0", "--resume-pth", "None")
-    assert (plain.log_every, plain.mixup, lines) == (20, "none", [])
+    assert (plain.log_every, plain.mixup, len(lines)) == (20, "none", 2)
     every, _ = of("--log-per-step", "1", "--save-freq", "30")
     assert (every.log_every, every.save_every) == (1, "30e")
     assert of("--opt", "momentum")[0].optimizer == "sgd"
@@ -203,6 +203,45 @@ def test_rounds_of_the_qsr_repository_without_alpha_are_constant():
     assert settings_of(*flags, "--alpha", "0.01").sync_rule == "qsr"
 
 
+def test_the_command_line_takes_precedence_over_a_recipes_names_from_elsewhere(write):
+    recipe = {"strong_aug": 1, "log_per_step": 1, "group_weight": 0, "steps_per_epoch": 39}
+    off = ["--strong-aug=0", "--log-per-step=0", "--group-weight=1", "--steps-per-epoch=-1"]
+    settings = settings_of("--config", write(recipe), *off)
+    assert (settings.mixup, settings.auto_augment, settings.log_every) == ("none", "none", 20)
+    assert (settings.decay_all, settings.steps_per_epoch) == (False, None)
+    path = write({"scheduler": "step"})
+    settings = settings_of("--config", path, "--decay-points", "30", "40")
+    assert (settings.sched, settings.milestones) == ("multistep", "30,40")
+    path = write({"optimizer": "localadamw", "alpha": 0.0175})
+    settings = settings_of("--distributed", "--config", path, "--optimizer", "adamw")
+    assert (settings.optimizer, settings.strategy, settings.alpha) == ("adamw", "ddp", 0.2)
+    settings = settings_of("--distributed", "--config", path, "--optimizer", "localsgd")
+    assert (settings.strategy, settings.qsr_alpha) == ("local", 0.0175)
+    text = refused("--distributed", "--config", path, "--alpha", "0", "--init-h", "4")
+    assert "--sync_rule constant --sync_base 4" in text
+
+
+def test_an_alpha_for_a_resumed_run_of_local_steps(make_run):
+    run = make_run("--distributed", "--strategy", "local", "--sync_rule", "constant")
+    text = refused("--resume", run, "--alpha", "0.02")
+    assert "--mixup 0.02" in text and "--qsr_alpha 0.02" in text
+    flags = ["--resume", run, "--optimizer", "localsgd", "--alpha", "0.0175", "--power", "2"]
+    assert "add --sync_rule qsr, or leave it out" in refused(*flags)
+    settings = settings_of(*flags, "--sync_rule", "qsr")
+    assert (settings.sync_rule, settings.qsr_alpha) == ("qsr", 0.0175)
+    text = refused("--resume", run, "--alpha", "0", "--init-h", "4")
+    assert "--sync_rule constant --sync_base 4" in text
+
+
+def test_a_note_where_the_qsr_repository_would_take_constant_rounds():
+    for more, notes in ([], 1), (["--alpha", "0.01"], 1), (["--sync_rule", "qsr"], 0):
+        lines = []
+        parse(Settings, ["--distributed", "--optimizer", "localsgd", *more], "", lines.append)
+        assert sum("--power 1, here 2" in line for line in lines) == notes
+    parse(Settings, ["--opt", "localsgd", "--alpha", "0.01", "--power", "2"], "", lines.append)
+    assert not any("--power" in line for line in lines)
+
+
 def test_the_folder_of_all_runs_and_the_name_of_one():
     for argv in (["-n", "a", "-p", "runs/"], ["--model_path=runs", "--exp_name=a"]):
         assert settings_of(*argv).output == "runs/a"
@@ -214,10 +253,13 @@ def test_the_folder_of_all_runs_and_the_name_of_one():
         assert getattr(settings_of("-d", data), name) == value
 
 
-@pytest.mark.parametrize("argv", [["-lr", "1"], ["-epochs=3"], ["-pretrained"]])
+@pytest.mark.parametrize(
+    "argv", [["-lr", "1"], ["-epochs=3"], ["-pretrained"], ["-ngd"], ["-no_nesterov"]]
+)
 def test_a_long_flag_with_one_hyphen_is_not_a_short_one_with_its_rest_as_value(argv):
     flag = argv[0].partition("=")[0]
     assert refused(*argv) == f"unknown flag {flag}, did you mean -{flag}?"
+    assert all("did you mean --" in refused(flag) for flag in ("-no-aug", "-pin-mem"))
 
 
 def test_values_that_other_parsers_take():

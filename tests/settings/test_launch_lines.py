@@ -141,6 +141,7 @@ def test_a_search_by_the_flags_of_the_scripts_that_it_replaces(pictures):
         "note: --gamma has no effect: --sched cosine does not use it, which is for --sched step, "
         "multistep, plateau",
     ]
+    assert parsed("tuning/resnet50_tuning.sh -e5", pictures).trial_epochs == 5
     for mixup in ("none", "meta", "0.99"):
         search = parsed(f"tuning/resnet50_tuning.sh {words} --mixup {mixup}", pictures)
         assert search.mixup == mixup.replace("0.99", "fixed")
@@ -162,3 +163,10 @@ def test_the_copy_of_the_model_replaces_no_file(tmp_path):
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(UserError, match=r"model\.safetensors is there: --pretrained FILE"):
         parsed(flags, tmp_path)
+
+
+def test_the_copy_of_the_model_keeps_a_number_in_its_name(tmp_path):
+    for name in ("model_lr0.1", "model_lr0.2"):
+        lines = []
+        parsed(f"resnet50_test.py --checkpoint {tmp_path}/{name}", tmp_path, lines.append)
+        assert f"{tmp_path}/{name}.safetensors" in lines[0]

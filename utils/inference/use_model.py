@@ -13,7 +13,7 @@ from ..data.images.split_names import ENDINGS
 from ..data.texts.encodings import BY_ROW
 from ..data.texts.rows import column_names
 from ..errors import UserError
-from ..files import replace_file
+from ..files import replace_file, written_aside
 from ..launch.signals import StoppedBySignal
 from ..plural import counted
 from ..reporting.run_folder import EVALUATED, REPORT, default_path
@@ -21,6 +21,7 @@ from ..runs.prepare import kept_modules, measure_split, prepare
 from ..runs.report import flip_text, report_classes, report_samples
 from ..runs.resume import which_weights
 from ..runs.run import Run
+from ..settings.run import copy_path
 from ..tasks.kinds import Kind
 from ..tasks.text_data import text_request
 from ..training.keep_fp32 import keep_in_float32
@@ -78,13 +79,21 @@ def use_model(run: Run, kind: Kind, checkpoint) -> None:
     say(f"{count:,} predictions: {output}{flipped}")
 
 
+def check_copy(file: str) -> None:
+    """Raises UserError if --checkpoint FILE cannot be written."""
+    if not (path := copy_path(file)).exists():
+        with written_aside(path) as aside:
+            aside.touch()
+        path.unlink()
+
+
 def copy_model(run: Run, kind: Kind) -> None:
     """Writes the model of a run that has ended as --checkpoint asks for."""
     folder, settings = run.folder.path, run.settings
     checkpoint = Checkpoints(folder / "checkpoints").model(settings.use)
     model = kind.build_model(card := kind.card(checkpoint))
     model.load_state_dict(checkpoint.weights)
-    path = Path(settings.checkpoint).with_suffix(".safetensors")
+    path = copy_path(settings.checkpoint)
     weights = which_weights(checkpoint, folder)
     checked = export_safetensors(model, card, path, run.model_name, weights)
     run.console.say(f"{path}, {weights}: {checked}")

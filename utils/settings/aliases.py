@@ -92,11 +92,14 @@ _MEANINGS = {
     "patience": "--early_stop_patience 10 stops the run, --plateau_patience 5 lowers the learning "
     "rate with --sched plateau",
     "ra_magnitude": "--auto_augment ra-m9 sets the magnitude, of 30",
+    "rand_aug_depth rand_aug_severity": "--auto_augment rand-m10-n2 names the magnitude, m, and "
+    "the operations, n",
     "ratio": "--crop resized crops with ratios of 3:4 to 4:3; leave it out",
     "regression": "numbers are not predicted yet, only classes: divide the numbers into ranges, "
     "and name each range as a class",
     "recount": "--random_erasing fills one rectangle; leave it out",
     "remode": "rectangles are filled with the mean colour; leave it out",
+    "remove_stopwords stopwords": "no words are left out: give a text column without them",
     "resume_pth optimizer_resume_pth": "--resume RUN goes on with a run, --pretrained FILE starts "
     "a new one from its weights",
     "scale": "--crop_area 0.08 sets the least area of a crop; the largest is the picture's",

@@ -132,7 +132,8 @@ def _add_flag(group, field: dataclasses.Field) -> None:
     if kind is bool or is_switch(field.metadata):
         off = [f"--no_{n}" for n in names if len(n) > 1]
         _add_names(group, off, argparse.SUPPRESS, dest=name, action="store_const", const=False)
-    _add_names(group, [_flag(n) for n in names], _help(field), dest=name, **how)
+    flags = [*map(_flag, names), *(f"--{n}" for n in names if len(n) == 1)]  # --e, cut short
+    _add_names(group, flags, _help(field), dest=name, **how)
 
 
 def _add_names(group, names: list[str], text: str, **how) -> None:
@@ -174,9 +175,11 @@ def _other_names(known) -> str:
 
 def _refuse_single_hyphens(argv: list[str], known: Mapping) -> None:
     """Raises UserError for -lr 0.1, which would be read as -l with the value r."""
+    names = {*known, *short_for(known), *parts_of(known), *names_from_elsewhere(known)}
     for word in argv:
         name = word.split("=")[0]
-        if re.match("-[a-zA-Z].", name) and (setting := canonical_name(name)) in known:
+        setting = canonical_name(name)
+        if re.match("-[a-zA-Z].", name) and {setting, setting.removeprefix("no_")} & names:
             raise UserError(f"unknown flag {name}, did you mean --{setting}?")
 
 

@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from .actions import ACTIONS, KEPT_BY_TRAINING, KEPT_WITH_DATA, TRAIN, asked_for
+from .aliases import LOCAL
 from .command_line import read_command_line
 from .elsewhere import names_from_elsewhere, translate
 from .values import (
+    NOTHING,
     canonical_name,
     convert,
     parts_of,
@@ -117,8 +119,17 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
     """
     known = fields(config_class)
     typed = read_command_line(known, argv, description, say)
-    from_file = read_yaml(config_class, Path(typed["config"]), say) if typed.get("config") else {}
-    typed = spelled_out(known, typed, "--", beside=from_file)
+    recipe = typed.get("config")
+    from_file = read_yaml(config_class, Path(recipe), say, typed) if recipe else {}
+    rules = {*typed, *from_file}
+    is_whole = "qsr_power" in rules and {"alpha", "qsr_alpha"} & rules
+    if typed.get("optimizer") in LOCAL and not (is_whole or {"sync_rule", "resume"} & rules):
+        say(
+            f"note: --optimizer {typed['optimizer']}: rounds grow by --sync_rule qsr; defaults of "
+            "the QSR repository are --alpha 0, here --sync_rule constant --sync_base H, and "
+            "--power 1, here 2"
+        )
+    as_typed, typed = typed, spelled_out(known, typed, "--", beside=from_file)
     for either in INSTEAD:
         if any(name in typed for name in either):
             from_file = _without(either, from_file)
@@ -135,6 +146,7 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
         if new.get("auto_batch"):  # the command that started the run may be given again
             found = {name for name, came in origins.items() if came == PROBED}
             new, from_file, typed = (_without(found, given) for given in (new, from_file, typed))
+        spelled_out(known, as_typed, "--", {"strategy": saved.get("strategy")})  # refuses --alpha
         idle = config_class(**(values | saved | new)).without_effect()
         _check_unchanged(config_class, run, saved, _without(idle, new))
         action = asked_for(new)[0]
@@ -165,6 +177,8 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
         text, meta = f"--{name} has no effect: {reason}", field.metadata
         if meta["essential"] or meta["group"] == MODEL:
             raise UserError(f"{text}; leave it out")
+        if name == "qsr_alpha" and cause == "sync_rule" and name in typed and cause not in typed:
+            raise UserError(f"{text}; add --sync_rule qsr, or leave it out")
         say(f"note: {text}")
         setattr(settings, name, without_new[0][name])
         origin[name] = without_new[1][name]
@@ -233,9 +247,9 @@ def _read_origins(path: Path) -> dict[str, str]:
     return {name: came for name, came in pairs if came in known}
 
 
-def read_yaml(config_class, path: Path, say: Callable = lambda line: None) -> dict:
+def read_yaml(config_class, path: Path, say=lambda line: None, beside: Mapping = NOTHING) -> dict:
     """The settings of a YAML file, converted and checked one by one. `say` is called with a note on
-    keys that are known from elsewhere."""
+    keys that are known from elsewhere; `beside` is what the command line gives."""
     if path.suffix == ".py":
         raise UserError(f"--config {path}: a recipe is a YAML file{_recipe_like(path)}")
     from .yaml_file import read_yaml_file
@@ -266,6 +280,10 @@ def read_yaml(config_class, path: Path, say: Callable = lambda line: None) -> di
             given[name] = convert(known[name], value, where)
         elif name in short_for(known) and not isinstance(value, bool):
             raise UserError(f"{where}: {value!r} is not true or false")
+    instead = beside.get("optimizer", "ngd" if beside.get("ngd") else None)
+    keeps_local = instead is None or instead in LOCAL or "strategy" in beside
+    if given.get("optimizer") in LOCAL and not keeps_local:
+        given = _without(("optimizer", "alpha"), given)  # the alpha is that of its rounds
     return spelled_out(known, given, f"{path}: ")
 
 

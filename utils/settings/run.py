@@ -142,7 +142,7 @@ class RunSettings(Config):
     @classmethod
     def implied(cls, given, say):
         if file := given.get("checkpoint"):
-            copy = Path(file).with_suffix(".safetensors")
+            copy = copy_path(file)
             for path in filter(Path.exists, (Path(file), copy)):
                 raise UserError(
                     f"--checkpoint {file}: {path} is there: --pretrained FILE starts from its "
@@ -211,6 +211,16 @@ class RunSettings(Config):
         `make_plan` checks that, once the data are loaded."""
         if self.eval_every == 0:
             raise UserError(f"{flag} needs evaluations, and --eval_every 0 makes none")
+
+
+def copy_path(file: str) -> Path:
+    """Where --checkpoint FILE writes the model: model.pth -> model.safetensors, but model_lr0.1 ->
+    model_lr0.1.safetensors. Raises UserError if it names no file."""
+    path = Path(file)
+    if path.name in ("", ".."):
+        raise UserError(f"--checkpoint {file}: give the name of a file, such as model.safetensors")
+    stem = path.stem if path.suffix[1:].isalpha() else path.name  # .1 is no ending
+    return path.with_name(f"{stem}.safetensors")
 
 
 def save_interval(text: str, steps_per_epoch: int = 1) -> tuple[int | None, float | None]:

@@ -170,7 +170,7 @@ def spelled_out(known, values: dict, where: str, beside: Mapping = NOTHING) -> d
             f"mixup's alpha, --qsr_alpha {alpha:g} that of the rounds of local steps"
         )
     for (name, word), (other, meant) in MEANT.items():
-        if values.get(name) == word and values.get(other) is not None:
+        if {**beside, **values}.get(name) == word and values.get(other) is not None:
             values[name] = meant
     for name, (word, other, zero) in NUMBER_FOR.items():
         number = values.get(name)
