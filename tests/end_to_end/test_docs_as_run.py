@@ -85,7 +85,16 @@ def test_python_blocks_run(workplace, block, capsys):
             name, probability = line.split()
             assert answer["predicted"] == name
             assert float(answer["probability"]) == pytest.approx(float(probability), abs=0.01)
-    words = ("cat", "dog", "money", "sport", "% of 6", "100 of 100 right", "cost 0.5")
+    words = (
+        "cat",
+        "dog",
+        "money",
+        "sport",
+        "% of 6",
+        "100 of 100 right",
+        "cost 0.5",
+        "False, True]",
+    )
     words += ("macro F1",)
     assert any(word in said for word in words)
 
