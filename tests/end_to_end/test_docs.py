@@ -134,7 +134,7 @@ def test_settings_that_a_resumed_run_may_change_are_listed():
 def test_flags_that_are_refused_without_effect_are_listed():
     """Except those of the model and of the tokenizer, which the page does not name one by one."""
     told = text("docs/flags.md").split("or is one of ")[1].split(" For a ")[0]
-    of_tokenizer = {"vocab_size", "min_freq", "vocab", "lowercase"}
+    of_tokenizer = {"vocab_size", "min_freq", "vocab", "lowercase", "stopwords"}
     essential = {
         name
         for entry in ENTRIES.values()

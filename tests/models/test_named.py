@@ -201,7 +201,7 @@ def test_a_class_of_ones_own(tmp_path):
     assert named.own_class(f"{file}:Wide", 5, {"width": 3})[3].weight.shape == (5, 3)
     wrong = {"function": named.own_class, "classes": 5, "arguments": {}}
     refused("no nn.Module named Nut; it has Net, Wide", place=f"{file}:Nut", **wrong)
-    refused("no nn.Module named function", place=f"{file}:function", **wrong)
+    refused("function is no nn.Module; name one, such as Net", place=f"{file}:function", **wrong)
     refused("name the nn.Module after a colon, as in", place=f"{file}:", **wrong)
     refused("there is no file nowhere.py", place="nowhere.py:Net", **wrong)
     refused("Net(classes) failed: ", "--model_kwargs", place=f"{file}:Net",

@@ -154,7 +154,8 @@ class RunFolder:
     def close(self) -> None:
         """Unlocks the folder; removes it if it was created in vain."""
         if self.made and not self.config.exists():
-            for path in (self.log, self.metrics, self.tokenizer, self.path / ".lock"):
+            ours = self.log, self.metrics, self.tokenizer, self.splits, self.path / ".lock"
+            for path in ours:
                 path.unlink(missing_ok=True)
             for path in (self.tensorboard, self.path / "wandb"):
                 shutil.rmtree(path, ignore_errors=True)

@@ -99,7 +99,7 @@ _MEANINGS = {
     "and name each range as a class",
     "recount": "--random_erasing fills one rectangle; leave it out",
     "remode": "rectangles are filled with the mean colour; leave it out",
-    "remove_stopwords stopwords": "no words are left out: give a text column without them",
+    "remove_stopwords": "--stopwords english leaves them out",
     "resume_pth optimizer_resume_pth": "--resume RUN goes on with a run, --pretrained FILE starts "
     "a new one from its weights",
     "scale": "--crop_area 0.08 sets the least area of a crop; the largest is the picture's",

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from .aliases import LOCAL, MEANINGS
-from .values import convert
+from .values import choices_of, convert
 
 _HARMLESS = {
     "amp_impl": "--amp computes by PyTorch's autocast",
@@ -142,6 +142,8 @@ def translate(known: Mapping, given: dict, shown: Callable, say: Callable) -> di
 def _case(known: Mapping, name: str, text: str) -> dict[str, str] | str | None:
     """What the value of a flag is taken as, or what to do instead; None: the flag is a setting."""
     cases = [*BY_VALUE.get(name, {}).items()]
+    if name in known and text in choices_of(known[name].metadata):
+        return None  # an optimizer of the user's own may have such a name
     if name not in known:
         cases += [("none|null|false", {}), (".*", MEANINGS.get(name, "leave it out"))]
     for pattern, case in cases:

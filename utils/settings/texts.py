@@ -5,6 +5,7 @@ from functools import partial
 
 from ..data.texts.sources import MAX_BAD, MAX_TOKENS, TEXT_DATASETS, TOKENIZERS
 from ..errors import UserError
+from ..machine.packages import require
 from ..setting import setting
 from .config import Config
 from .data import data_flag
@@ -99,6 +100,12 @@ class TextFlags(Config):
         essential=True,
     )
     lowercase: bool = text_flag(True, "Treat upper and lower case alike", essential=True)
+    stopwords: str = text_flag(
+        "none",
+        "Words that are left out of all texts: english, the stop words of scikit-learn",
+        choices=("none", "english"),
+        essential=True,
+    )
     max_len: int = text_flag(
         256,
         "Tokens of a text that are read, from its beginning", low=2,
@@ -164,6 +171,8 @@ class TextFlags(Config):
 
     def validate(self):
         super().validate()
+        if self.stopwords != "none" and self.resume is None and self.action.trains:
+            require("--stopwords english", "scikit-learn")
         if self.dataset == "csv" and self.train_file is None and self.action.trains:
             raise UserError("--dataset csv needs --train_file, and --test_file or --test_fraction")
         if self.cutmix_alpha:

@@ -48,6 +48,7 @@ def load_texts(
                 tokenizer,
                 settings.min_freq,
                 None if settings.vocab is None else Path(settings.vocab),
+                settings.stopwords == "english",
             ),
             cache_dir=settings.cache_dir,
             val_fraction=settings.val_fraction,

@@ -203,7 +203,7 @@ def check_belongs(settings, origin: dict, card: TextCard) -> None:
     """UserError if a setting contradicts `card`, with which the weights were trained. A recipe's
     tokenizer gives way to weights that the command line names."""
     gives_way = {DEFAULT, FILE} if origin["pretrained"] == COMMAND_LINE else {DEFAULT}
-    for name in ("tokenizer", "vocab_size", "lowercase", "min_freq", "vocab"):
+    for name in ("tokenizer", "vocab_size", "lowercase", "min_freq", "vocab", "stopwords"):
         if origin[name] not in gives_way:
             raise UserError(
                 f"--{name} has no effect: the weights of {settings.pretrained} belong to "

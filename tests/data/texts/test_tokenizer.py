@@ -268,3 +268,19 @@ def test_damaged_tokenizers(trained, data):
         tokenizer_from_json(text[:place] + piece + text[place + 1 + len(piece) :])
     except ValueError as error:
         assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("name", ["wordpiece", "bpe", "unigram", "basic_english"])
+def test_stopwords_are_left_out(texts, name, tmp_path):
+    """By the tokenizer itself, so by what is saved and exported, too; parts of words stay."""
+    pytest.importorskip("sklearn")
+    more = [*texts, "the Athens of don't over-the-top markets", "athens don't over-the-top markets"]
+    request = TokenizerRequest(name, 400, stopwords=True)
+    made = tokenizer_from_json(request.make(more, lambda line: None).to_str())
+    tokens, offsets = encode(made, ["The Athens OF markets", "Athens markets", "the of and"])
+    first, second, empty = samples(tokens, offsets)
+    assert first == second and len(first) > 1 and empty == [cls_id(made)]
+    assert made.normalizer.normalize_str("of don't THE over-the-top of") == "don't over-the-top"
+    assert request.identity() != TokenizerRequest(name, 400).identity()
+    plain = request.make([*texts, "the the the " * 900], lambda line: None).get_vocab()
+    assert not {"the", "Ġthe", "▁the"} & {*plain}  # no room in the vocabulary is lost to them

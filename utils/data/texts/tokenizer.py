@@ -74,6 +74,14 @@ def train_tokenizer(
     return tokenizer
 
 
+def stopwords_pattern() -> str:
+    """A regular expression for scikit-learn's English stop words, in any case, and the space after
+    them; not for parts of words with an apostrophe or a hyphen, such as don't."""
+    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
+    return rf"(?i)(?<![\w'’-])(?:{'|'.join(sorted(ENGLISH_STOP_WORDS))})(?![\w'’-])\s*"
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     """Any published tokenizer, from its tokenizer.json.
 

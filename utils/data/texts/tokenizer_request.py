@@ -4,10 +4,10 @@ import hashlib
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, normalizers
 
 from ...errors import UserError
 from .basic_english import BASIC_ENGLISH, load_vocabulary, train_basic_english
@@ -15,6 +15,7 @@ from .files import file_sum
 from .sources import TOKENIZERS
 from .tokenizer import (
     load_tokenizer,
+    stopwords_pattern,
     tokenizer_from_json,
     train_tokenizer,
     unsuited_to_wordpiece,
@@ -36,6 +37,7 @@ class TokenizerRequest:
         json: content of a tokenizer.json, which replaces all of these: the tokenizer that weights
             were trained with.
         min_freq, vocab: for basic_english (basic_english.py).
+        stopwords: leave out English stop words, before anything else.
     """
 
     name: str = "wordpiece"
@@ -44,6 +46,7 @@ class TokenizerRequest:
     json: str | None = None
     min_freq: int = 1
     vocab: Path | None = None
+    stopwords: bool = False
 
     def identity(self) -> list | str:
         """What decides how texts are encoded: part of a cache's key.
@@ -53,6 +56,8 @@ class TokenizerRequest:
         """
         if self.json is not None:
             return ["json", hashlib.sha256(self.json.encode()).hexdigest()]
+        if self.stopwords:
+            return [replace(self, stopwords=False).identity(), stopwords_pattern()]
         if self.name == BASIC_ENGLISH:
             if self.vocab is not None:
                 return [self.name, file_sum(self.vocab)]
@@ -69,6 +74,14 @@ class TokenizerRequest:
         """
         if self.json is not None:
             return tokenizer_from_json(self.json)
+        if self.stopwords:
+            pattern = Regex(stopwords_pattern())
+            remove = normalizers.Sequence([normalizers.Replace(pattern, ""), normalizers.Strip()])
+            kept = [remove.normalize_str(text) for text in texts]
+            tokenizer = replace(self, stopwords=False).make(kept, say)
+            further = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
+            tokenizer.normalizer = normalizers.Sequence([remove, *further])
+            return tokenizer
         if self.name == BASIC_ENGLISH:
             if self.vocab is not None:
                 return load_vocabulary(self.vocab)
