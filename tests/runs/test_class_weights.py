@@ -128,7 +128,7 @@ def test_classes_that_differ_are_said_once():
     _, said = run_of()
     assert said == [
         "note: class 'cat' has 700 training samples and class 'eft' 20: so that small classes "
-        "count for more, try --class_weights sqrt or --class_sampler balanced"
+        "count for more, try --class_sampler balanced, then --class_weights sqrt"
     ]
     assert run_of(np.array([100, 20, 30, 40]))[1] == []  # 5 to 1
     assert run_of(resumed_with=None)[1] == []

@@ -126,5 +126,5 @@ def notes(settings, counts: np.ndarray, classes: Sequence[str]) -> Iterable[str]
         yield (
             f"class {classes[largest]!r} has {counts[largest]:,} training samples and class "
             f"{classes[smallest]!r} {counts[smallest]:,}: so that small classes count for more, "
-            "try --class_weights sqrt or --class_sampler balanced"
+            "try --class_sampler balanced, then --class_weights sqrt"
         )
