@@ -161,7 +161,7 @@ def test_a_finished_run_points_to_its_report(run):
     code, out, _ = run("--resume", "run", "--eval_only", "--report")
     assert code == 0 and "run/report" in out
     assert sorted(path.name for path in Path("run/report").iterdir()) == [
-        "confusion.csv", "confusion.png", "per_class.csv",
+        "confusion.csv", "confusion.png", "evaluated.csv", "per_class.csv",
     ]  # fmt: skip
     assert "to write the class report" not in run("--resume", "run", "--report")[1]
 

@@ -190,8 +190,8 @@ def cells(path: str) -> tuple[list[list[str]], np.ndarray]:
     """The words of a CSV file of predictions, and its probabilities."""
     with open(path, newline="", encoding="utf-8") as file:
         _, *rows = csv.reader(file)
-    numbers = [[float(c) for c in row if re.fullmatch(r"[01]\.\d{6}", c)] for row in rows]
-    words = [[c for c in row if not re.fullmatch(r"[01]\.\d{6}", c)] for row in rows]
+    numbers = [[float(c) for c in row if re.fullmatch(r"\d+\.\d{6}", c)] for row in rows]
+    words = [[c for c in row if not re.fullmatch(r"\d+\.\d{6}", c)] for row in rows]
     return words, np.array(numbers)
 
 
@@ -209,9 +209,17 @@ def test_metrics_and_predictions_are_those_of_pytorch(name, run_resnet, capsys):
     run(train)
     use = "--resume run --engine"
     of_torch = run(f"{use} torch --eval_only {options}")
-    report = {path: path.read_bytes() for path in Path("run/report").glob("*.csv")}
+    counts = [*Path("run/report").glob("[cp]*.csv")]  # without --report there are none
+    answers = [*Path("run/report").glob("evaluated.csv")]
+    report, answered = [path.read_bytes() for path in counts], [*map(cells, answers)]
     of_ort = run(f"{use} ort --eval_only {options}")
-    assert {path: path.read_bytes() for path in Path("run/report").glob("*.csv")} == report
+    assert [path.read_bytes() for path in counts] == report
+    assert len(counts) == 2 * len(answers) == 2 * ("--report" in options)
+    for (words, numbers), (words_of_ort, numbers_of_ort) in zip(
+        answered, map(cells, answers), strict=True
+    ):
+        assert words_of_ort == words
+        np.testing.assert_allclose(numbers_of_ort, numbers, rtol=0, atol=1e-5)
     added = [line for line in of_ort if line not in of_torch]
     assert len(added) == 1 and added[0].startswith("ONNX Runtime ")
     assert [line for line in of_ort if line not in added] == of_torch
