@@ -156,11 +156,11 @@ def test_what_is_found_does_not_depend_on_the_chunks(chunk, monkeypatch):
     assert found.matrix.tolist() == [[1, 1, 0], [0, 1, 1], [1, 0, 1]]
     assert [(m.sample, m.true, m.predicted) for m in found.mistakes] == [(5, 1, 2), (1, 0, 1)]
     p = LOGITS.softmax(1).numpy()
-    assert found.mistakes[0].loss == pytest.approx(-np.log(p[5, 1]), rel=1e-5)
-    assert found.bins.sum(1).tolist() == pytest.approx([6, 3, p.max(1).sum()], rel=1e-6)
+    assert found.mistakes[0].probability == pytest.approx(p[5, 2], rel=1e-5)
+    assert found.bins.sum(1).tolist() == pytest.approx([6, 3, p.max(1).sum()], rel=1e-5)
 
 
-def test_losses_that_are_no_numbers_come_first():
+def test_answers_that_are_no_numbers_come_first():
     logits = LOGITS.clone()
     logits[3] = float("nan")
     found = find(recorded(logits), 3)

@@ -26,7 +26,6 @@ class Mistake:
     true: int
     predicted: int
     probability: float
-    loss: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +49,7 @@ def find(outcomes: Outcomes, most: int) -> Findings:
     classes = outcomes.classes
     cells = np.zeros(classes**2, np.int64) if classes <= MOST_IN_MATRIX else None
     bins, mistakes, start = np.zeros((3, BINS)), list[Mistake](), 0
-    for targets, losses, order, p in outcomes.chunks():
+    for targets, _, order, p in outcomes.chunks():
         likeliest = p.argmax(1)[:, None]
         predicted = np.take_along_axis(order, likeliest, 1)[:, 0]
         sure = np.take_along_axis(p, likeliest, 1)[:, 0].astype(float)
@@ -62,13 +61,9 @@ def find(outcomes: Outcomes, most: int) -> Findings:
             row += np.bincount(place, weights, BINS)
         wrong, sure = np.flatnonzero(~right), np.nan_to_num(sure, nan=1.0)
         for row in wrong[np.argsort(-sure[wrong], kind="stable")[:most]].tolist():
-            mistakes.append(
-                Mistake(
-                    start + row, int(targets[row]), int(predicted[row]), float(sure[row]),
-                    float(losses[row]),
-                )
-            )  # fmt: skip
-        mistakes = sorted(mistakes, key=lambda found: -found.probability)[:most]
+            found = int(targets[row]), int(predicted[row]), float(sure[row])
+            mistakes.append(Mistake(start + row, *found))
+        mistakes = sorted(mistakes, key=lambda one: -one.probability)[:most]
         start += len(targets)
     matrix = None if cells is None else cells.reshape(classes, classes)
     return Findings(matrix, bins, mistakes)

@@ -5,7 +5,6 @@ import io
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -37,40 +36,6 @@ PHASES = {
 SPLITS = {"test": "test", "val": "validation", "train": "training"}
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A sample on the page.
-
-    Attributes:
-        name: the end of its path and its line, or its number.
-        path: of its file; None: it is in none of its own.
-        text: what the model reads; None: it is a picture.
-        picture: (height, width, channels) uint8; None: it cannot be shown.
-    """
-
-    name: str
-    path: str | None = None
-    text: str | None = None
-    picture: np.ndarray | None = None
-
-
-def _shown(findings: Findings, names: SampleNames) -> list[Shown]:
-    """The samples of the mistakes, in their order."""
-    wanted = {mistake.sample for mistake in findings.mistakes}
-    cells = {place: found for place, found in enumerate(names.cells()) if place in wanted}
-    texts = enumerate(names.texts()) if names.texts else ()
-    text = {place: found for place, found in texts if place in wanted}
-    shown = []
-    for mistake in findings.mistakes:
-        sample = mistake.sample
-        what = dict(zip(names.columns, cells[sample], strict=True))
-        told = [os.sep.join(Path(what["file"]).parts[-2:])] if "file" in what else []
-        told += [f"{name} {value}" for name, value in what.items() if name != "file"]
-        picture = names.picture(sample) if names.picture else None
-        shown.append(Shown(", ".join(told), what.get("file"), text.get(sample), picture))
-    return shown
-
-
 def write_run_page(
     folder: Path, title: str, classes: Sequence[str], outcomes: Outcomes, names: SampleNames
 ) -> None:
@@ -86,13 +51,12 @@ def write_run_page(
     (run,) = read_runs([folder])
     drawn = is_installed("matplotlib")
     findings = find(outcomes, SHOWN)
-    mistakes = _mistakes(findings, _shown(findings, names), classes, folder)
     context = {
         "title": title,
         "result": _result(run, "picture" if names.picture else "text"),
         "baselines": _baselines(run),
         "wins": run.summary.get("baseline_wins"),
-        "mistakes": mistakes,
+        "mistakes": _mistakes(findings, names, classes, folder),
         "pictures": names.picture is not None,
         "matrix": _matrix(findings.matrix, classes),
         "confusions": _confusions(findings.matrix, classes),
@@ -186,22 +150,29 @@ def _command(run: RecordedRun, folder: Path) -> str:
 
 
 def _mistakes(
-    findings: Findings, shown: Sequence[Shown], classes: Sequence[str], folder: Path
+    findings: Findings, names: SampleNames, classes: Sequence[str], folder: Path
 ) -> list[dict]:
+    """What the page shows of each: its picture or text, its name, and a link to its file."""
+    wanted = {mistake.sample for mistake in findings.mistakes}
+    cells = {place: found for place, found in enumerate(names.cells()) if place in wanted}
+    texts = enumerate(names.texts()) if names.texts else ()
+    text_of = {place: found for place, found in texts if place in wanted}
     rows = []
-    for mistake, sample in zip(findings.mistakes, shown, strict=True):
-        link = None
-        if sample.path is not None and os.path.exists(sample.path):
-            # Relative, so that the folders may be moved together.
-            link = quote(
-                os.fsencode(os.path.relpath(os.path.realpath(sample.path), folder.resolve()))
-            )
-        text = sample.text
+    for mistake in findings.mistakes:
+        what = dict(zip(names.columns, cells[mistake.sample], strict=True))
+        told = [f"{name} {value}" for name, value in what.items() if name != "file"]
+        link, path = None, what.get("file")
+        if path is not None:
+            told.insert(0, os.sep.join(Path(path).parts[-2:]))
+            if os.path.exists(path):  # relative, so that the folders may be moved together
+                relative = os.path.relpath(os.path.realpath(path), folder.resolve())
+                link = quote(os.fsencode(relative))
+        text = text_of.get(mistake.sample)
         if text is not None and len(text) > LONGEST:
             text = f"{text[:LONGEST]} …"
         rows.append({
-            "name": sample.name, "link": link, "text": text,
-            "picture": None if sample.picture is None else data_address(sample.picture),
+            "name": ", ".join(told), "link": link, "text": text,
+            "picture": names.picture and data_address(names.picture(mistake.sample)),
             "true": classes[mistake.true], "predicted": classes[mistake.predicted],
             "sure": f"{100 * mistake.probability:.1f} %",
         })  # fmt: skip
@@ -250,8 +221,7 @@ def _classes(matrix: np.ndarray | None, classes: Sequence[str]) -> list[tuple[st
     """Name, samples, recall, precision and F1 of each class, the worst ones first."""
     if matrix is None:
         return []
-    with np.errstate(invalid="ignore", divide="ignore"):
-        scores = class_scores(margins(matrix))
+    scores = class_scores(margins(matrix))
     order = np.argsort(np.nan_to_num(scores["f1"], nan=2), kind="stable")[:LISTED]
 
     def told(key: str, label: int) -> str:
