@@ -78,16 +78,27 @@ def test_each_sample_has_its_answer(classes, ranks, monkeypatch):
 
 
 class Full:
-    """A file on a full disk."""
+    """A file on a full disk, which is noticed by one of its methods."""
+
+    def __init__(self, method):
+        self.method = method
+
+    def _use(self, method):
+        if method == self.method:
+            raise OSError(28, "No space left on device")
 
     def seek(self, place):
         pass
 
     def write(self, content):
-        raise OSError(28, "No space left on device")
+        self._use("write")
+
+    def flush(self):
+        self._use("flush")
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_full_disk_is_told_and_ends_nothing(ranks, monkeypatch):
-    monkeypatch.setattr(tempfile, "TemporaryFile", Full)
+@pytest.mark.parametrize("method", ["write", "flush"])
+def test_a_full_disk_is_told_and_ends_nothing(ranks, method, monkeypatch):
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: Full(method))
     assert "No space left" in recorded(*answers(3), ranks).failure

@@ -37,7 +37,7 @@ class Outcomes:
     split's samples.
 
     A row of the file is float32: true class, loss, probabilities, and above MOST_CLASSES the
-    classes that these belong to. Each rank writes its own rows; `gather` brings them to rank 0.
+    classes that these belong to. Each rank writes its own rows; `finish` brings them to rank 0.
 
     Args:
         classes: their number.
@@ -104,6 +104,11 @@ class Outcomes:
         """Brings the rows of all ranks to rank 0. Collective, after the last batch."""
         while self._pending:
             self._write_first()
+        if self.failure is None:
+            try:
+                self._file.flush()  # the last rows may not fit; all ranks must know of it
+            except OSError as error:
+                self.failure = reason(error)
         exchange, rank = self.exchange, self.exchange.rank
         failures = exchange.gather_json(self.failure)
         self.failure = next(filter(None, failures), None)

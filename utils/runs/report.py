@@ -49,7 +49,7 @@ class Report:
         try:
             write_splits(path, {k: (task.names[k], labels[k]) for k in labels}, self.classes)
         except (UserError, OSError) as error:
-            self.say(f"{path} is not written: {error}")
+            self.say(f"{path} is not written: {_why(error)}")
 
     def remove(self) -> None:
         """Removes what an earlier end of the run has written on its result."""
@@ -126,7 +126,7 @@ class Report:
         try:
             write_run_page(folder, title, self.classes, outcomes, task.names[split])
         except (OSError, UserError) as error:
-            self.say(f"{self.folder.page} is not written: {error}")
+            self.say(f"{self.folder.page} is not written: {_why(error)}")
             return folder
         return self.folder.page
 
@@ -353,12 +353,14 @@ def report_samples(evaluation: Evaluation, task: Task, split: str, path: Path, r
     try:
         if failure is None:
             write_evaluated(path, outcomes, task.data.classes, split, task.names[split])
-    except OSError as error:
-        failure = reason(error)
-    except UserError as error:
-        failure = str(error)
+    except (OSError, UserError) as error:
+        failure = _why(error)
     if failure is not None:
         run.console.say(f"{path} is not written: {failure}")
+
+
+def _why(error: OSError | UserError) -> str:
+    return reason(error) if isinstance(error, OSError) else str(error)
 
 
 def _device_name(device) -> str:
