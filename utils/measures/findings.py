@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .outcomes import Outcomes
+from .tally import BINS
 
-BINS = 10  # of confidence
 MOST_IN_MATRIX = 2000  # classes; a matrix of more would take more than 32 MB
 
 
