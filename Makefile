@@ -7,8 +7,9 @@ BIN := $(VENV)/bin
 DALI_VENV := $(VENV)-dali
 ORT_VENV := $(VENV)-ort
 # A process for each core; the tests of a file share what they set up. What fails is named at once, by
-# tests/failures_at_once.py, and the slowest at the end.
-PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --durations=15
+# tests/failures_at_once.py, and the slowest at the end. pytest-xdist would wait for ever for the tests of a process
+# that replaces one that has crashed.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart 0 --durations=15
 
 help:
 	@echo "make demo         train a small ResNet on synthetic pictures: half a minute"

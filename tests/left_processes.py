@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 MARK = "STARTED_BY_PYTEST"
@@ -43,13 +44,18 @@ def marked(mark: bytes) -> list[int]:
 
 def kill_after(process: int, mark: bytes) -> None:
     """When the process has ended, kills those with the mark, until there are none: they may be
-    starting others."""
+    starting others. One that is starting a program has no environment for a moment, so there are
+    none only if three looks find none."""
     with contextlib.suppress(ProcessLookupError):
         select.select([os.pidfd_open(process)], [], [])
-    while pids := marked(mark):
+    looks = 0
+    while looks < 3:
+        pids = marked(mark)
+        looks = 0 if pids else looks + 1
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
 
 
 if __name__ == "__main__":
