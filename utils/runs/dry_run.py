@@ -54,6 +54,8 @@ def rehearse(run: Run, trainer: Trainer, task: Task) -> None:
     say(f"  speed          {speed:,.0f} samples/s, {1000 * step_seconds:,.1f} ms a step")
     say(f"  an epoch       {duration(epoch)} ({counted(loader.steps_per_epoch, 'step')})")
     left_text = counted(steps_left, "step")
+    if settings.time_budget is not None:
+        say(f"  the run        ends by --time_budget {settings.time_budget}; at most it would take")
     say(f"  the run        {duration(left)} of training ({left_text} left), without")
     say(f"                 evaluations ({counted(evaluated_samples, 'sample')} each)")
     for line in trainer.steps.forecast():

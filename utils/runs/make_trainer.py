@@ -36,11 +36,13 @@ from .optimization import (
     learning_rate,
     note_optimizer,
     note_rates_of_recipe,
+    schedule_maker,
     schedule_of,
 )
 from .prepare import Ready, measure_split
 from .records import open_metrics
 from .run import Run
+from .time_budget import evaluation_seconds, longest, time_budget_of, time_plans
 
 # Width of the 95 % interval of an accuracy of 80 % from which a validation split is called small.
 WIDE_INTERVAL = 10  # points
@@ -66,9 +68,7 @@ def make_plan(run: Run, ready: Ready, checkpoint: Checkpoint | None) -> Training
     if checkpoint is None:
         _note_small_validation(settings, task, run.console.say)
         note_rates_of_recipe(settings, run.origin, run.console.say)
-    total_steps, limit = settings.epochs * steps_per_epoch, "--epochs"
-    if settings.max_steps is not None and settings.max_steps < total_steps:
-        total_steps, limit = settings.max_steps, "--max_steps"
+    total_steps, limit = longest(run, steps_per_epoch)
     for name in ("unfreeze_epoch", "mixup_off_epoch"):  # those beyond --epochs are refused
         epoch = getattr(settings, name)
         if epoch and epoch * steps_per_epoch >= total_steps:
@@ -80,11 +80,17 @@ def make_plan(run: Run, ready: Ready, checkpoint: Checkpoint | None) -> Training
             f"--best_by {settings.best_by} is undefined on the validation split, which has one "
             "class alone: take --best_by accuracy"
         )
+    most_steps, eval_every = total_steps, settings.eval_every
+    if plans := time_plans(settings, checkpoint):
+        _, total_steps, eval_every = plans[-1]
+    elif settings.time_budget is not None:  # there are no evaluations before there is a plan
+        eval_every *= total_steps
     return TrainingPlan(
         total_steps,
         limit,
+        most_steps=most_steps,
         eval_split="val" if task.val else "test",
-        eval_every=settings.eval_every,
+        eval_every=eval_every,
         eval_on_start=settings.eval_on_start,
         log_every=settings.log_every,
         early_stop_patience=settings.early_stop_patience,
@@ -116,7 +122,10 @@ def make_trainer(
     settings, task, total_steps = run.settings, ready.task, plan.total_steps
     loader, evaluated = task.train, task.val or task.test
     schedule_steps = total_steps
-    if settings.epochs_for_sched is not None:
+    plans = time_plans(settings, checkpoint)
+    if plans:
+        schedule_steps = plans[0].total_steps
+    elif settings.epochs_for_sched is not None and settings.time_budget is None:
         schedule_steps = settings.epochs_for_sched * loader.steps_per_epoch
     engine, notes = choose_engine(
         run_facts(settings, run.precision, run.exchange.size, ready),
@@ -125,8 +134,10 @@ def make_trainer(
         deterministic=settings.deterministic,
     )
     lr = learning_rate(settings, loader.step_size, run.console.say)
+    plan_schedule = schedule_maker(settings, lr, loader.steps_per_epoch)
     schedule = schedule_of(
         settings,
+        plan_schedule,
         lr,
         schedule_steps,
         loader.steps_per_epoch,
@@ -134,6 +145,7 @@ def make_trainer(
         run.origin,
         run.console.say,
     )
+    schedule.corrections += [(one.step, one.total_steps) for one in plans[1:]]
     make_parts = _parts_maker(run, ready, checkpoint, schedule, lr, engine)
     steps: Steps
     if settings.trains_locally:
@@ -170,7 +182,7 @@ def make_trainer(
             save_steps,
             save_seconds,
             run.another_exchange(),
-            _run_info(run, ready, schedule_steps),
+            _run_info(run, ready, None if settings.time_budget else schedule_steps),
         ),
         agreed_signal=run.agreed_signal,
         freeze=ready.freeze,
@@ -185,10 +197,15 @@ def make_trainer(
             run.console.say if checkpoint is None else None,
         ),
         clock=clock,
+        time_budget=time_budget_of(run, task, plan, clock, plans),
+        plan_schedule=plan_schedule,
+        evaluation_seconds=lambda: evaluation_seconds(run, ready, evaluated),
         enter=run.watch.enter if run.watch is not None else None,
     )
     if checkpoint is not None:
         trainer.restore(checkpoint)
+        if settings.time_budget is None:
+            trainer.progress.time_plan = None  # it is not followed any more
     for line in notes:
         run.console.say(line)
     return trainer
@@ -270,14 +287,14 @@ def _parts_maker(
     return make_parts
 
 
-def _run_info(run: Run, ready: Ready, schedule_steps: int) -> dict:
+def _run_info(run: Run, ready: Ready, schedule_steps: int | None) -> dict:
     """`Checkpoint.run_info` of every checkpoint; the settings themselves are in config.yaml."""
     settings, task = run.settings, ready.task
     return {
         "entry": settings.entry,
         "data": task.card.to_dict(),
         "data_fingerprint": task.data.fingerprint,
-        "schedule_steps": schedule_steps,
+        **({} if schedule_steps is None else {"schedule_steps": schedule_steps}),
         "threads": run.threads,
         "global_batch_size": task.train.step_size,
         "micro_batches": run.micro_batches or settings.accumulation_steps * run.workers.size,

@@ -251,6 +251,7 @@ class Report:
             "train_loss": train.get("loss"),
             "train_accuracy": train.get("accuracy_weighted", train.get("accuracy")),
             **_prefixed("test", {"loss": None, "accuracy": None} | test),
+            "time_plan": progress.time_plan,
             "seconds_total": round(trainer.clock.seconds_total, 3),
             "seconds_training": round(progress.seconds_training, 3),
             "seconds_first_step": round(trainer.clock.seconds_first_step, 3),
