@@ -17,7 +17,7 @@ from ..reporting.console import duration
 # The speed is known after a twentieth of the time, or after so many steps which have taken a
 # hundredth of it or so many seconds.
 KNOWN_FRACTION, KNOWN_STEPS, KNOWN_LEAST, KNOWN_SECONDS = 0.05, 20, 0.01, 10.0
-LOOKS = 8  # a plan is looked at again after this part of the steps that are left
+LOOKS = 6  # a plan is looked at again after a sixth of the steps that are left
 # A plan is corrected that misses its end by more than these fractions: of the time left for steps
 # and evaluations, and of the whole time.
 TOLERANCE, LEAST_TOLERANCE = 0.1, 0.01
