@@ -21,10 +21,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.studies import exit_code, markdown, parser, write_results
+from utils.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 CASES = ("alone", "two processes", "neighbour", "killed")
-TEXTS = "--dim 128 --layers 2 --heads 4 --batch_size 32".split()
+TEXTS = ["--dim", "128", "--layers", "2", "--heads", "4", "--batch_size", "32"]
 
 
 def commands(options) -> dict[str, list[str]]:
@@ -65,7 +66,7 @@ def measure(command: list[str], case: str, budget: float, folder: Path) -> float
         started = time.time()
         run = subprocess.Popen([*line, "--resume", folder], stdout=subprocess.DEVNULL)
     if run.wait() != 0:
-        raise RuntimeError(f"{folder}: exit code {run.returncode}")
+        raise UserError(f"{folder.name}: exit code {run.returncode}; see above")
     written = max(path.stat().st_mtime for path in folder.rglob("*") if path.is_file())
     return before + written - started
 
@@ -84,7 +85,11 @@ def study(options) -> None:
         for kind in options.kinds:
             for case in options.cases:
                 folder = options.output / f"{kind}-{case.replace(' ', '-')}-{budget:g}s"
-                used = measure(commands(options)[kind], case, budget, folder)
+                try:
+                    used = measure(commands(options)[kind], case, budget, folder)
+                except UserError as error:  # it may be too short for this machine
+                    print(error, flush=True)
+                    continue
                 summary = json.loads((folder / "summary.json").read_text())
                 over = 100 * (used / budget - 1)
                 results.append(

@@ -17,6 +17,15 @@ FLAGS = (
 )
 
 
+def steady(step):
+    return 5 + 0.5 * step
+
+
+def slower(step):
+    """Twice as slow from step 40 on."""
+    return 5 + 0.5 * step + 0.5 * max(0, step - 40)
+
+
 @pytest.fixture
 def timed(monkeypatch, tmp_path):
     """timed(text, seconds=...) -> exit code of transformer_test.py in this process. `seconds`: of
@@ -25,7 +34,7 @@ def timed(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("utils.runs.make_trainer.evaluation_seconds", lambda *_: 0.0)
 
-    def run(text: str, seconds=lambda step: 5 + 0.5 * step) -> int:
+    def run(text: str, seconds=steady) -> int:
         clock = property(lambda clock: seconds(clock.progress.step))
         monkeypatch.setattr(Clock, "seconds_total", clock)
         with handlers_put_back():
@@ -59,13 +68,8 @@ def test_a_run_takes_the_steps_that_there_is_time_for(timed, capsys):
     assert rates("run")[-1] < 0.001 and rates("run")[steps // 2] == pytest.approx(0.05, abs=0.002)
 
 
-def slower(step):
-    """Twice as slow from step 40 on."""
-    return 5 + 0.5 * step + 0.5 * max(0, step - 40)
-
-
-@pytest.mark.parametrize("seconds", [lambda step: 5 + 0.5 * step, slower], ids=["steady", "slower"])
-def test_a_stopped_run_goes_on_by_its_plans(timed, monkeypatch, seconds):
+@pytest.mark.parametrize("seconds", [steady, slower])
+def test_a_stopped_run_goes_on_by_its_plans(timed, capsys, seconds):
     timed(f"{FLAGS} --time_budget 1m --save_every 5 --checkpoint_hist 99 --output whole", seconds)
     plans = summary("whole")["time_plan"]
     assert len(plans) == 1 if seconds is not slower else 1 < len(plans) < 6
@@ -79,7 +83,10 @@ def test_a_stopped_run_goes_on_by_its_plans(timed, monkeypatch, seconds):
     assert summary("rest")["time_plan"] == plans
     assert rates("rest") == rates("whole")
     assert weights("rest") == weights("whole")
-    assert timed("--resume rest", seconds) == 0  # has nothing left to do
+    assert timed("--resume rest", seconds) == 0
+    assert "a larger --epochs, with --time_budget none" in capsys.readouterr().out  # it is finished
+    assert timed("--resume rest --time_budget none --epochs 6", seconds) == 0
+    assert summary("rest")["steps"] == 120 and summary("rest")["time_plan"] is None
 
 
 def test_what_is_too_short_leaves_no_run(timed, capsys):
@@ -115,7 +122,8 @@ def test_refused(timed, capsys, monkeypatch, flags, said):
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("1.5m", 90), ("2h", 7200), ("07:30", 450), ("1:00:05", 3605)]
+    ("text", "seconds"),
+    [("90s", 90), ("1.5m", 90), ("2h", 7200), ("07:30", 450), ("1:00:05", 3605)],
 )
 def test_words_for_a_time(text, seconds):
     assert budget_seconds(text) == seconds

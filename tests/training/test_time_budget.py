@@ -31,9 +31,9 @@ class Machine:
                 assert not look.refusal, look.refusal
                 budget.take(look)
                 self.lines += [look.line] if look.line else []
-                if look.saves:
-                    self.time += 1
-                    budget.saved(1.0)
+                if look.rehearses:
+                    self.time += 2
+                    budget.rehearsed(1.0, 1.0)
             plan = budget.plans[-1] if budget.plans else None
             total = plan.total_steps if plan else budget.most_steps
             if step == until:
@@ -44,7 +44,7 @@ class Machine:
                 budget.evaluated(self.evaluation)
                 self.evaluated.append(step)
             if step >= total:
-                self.time += 1 + budget.end_seconds + (budget.end_evaluations - 1) * self.evaluation
+                self.time += 2 + budget.end_seconds + (budget.end_evaluations - 1) * self.evaluation
                 return step
 
 
@@ -79,7 +79,7 @@ def test_a_steady_machine_keeps_its_first_plan():
     machine.run()
     assert len(machine.lines) == 1
     assert machine.lines[0].startswith("time budget 10:00: 5,")
-    assert "evaluated every 4 epochs, 2 s for the end" in machine.lines[0]  # 4 * 50 * 0.1 s
+    assert "evaluated every 4 epochs, 6 s for the end" in machine.lines[0]  # 4 * 50 * 0.1 s
 
 
 def test_no_more_steps_than_asked_for():
@@ -96,7 +96,7 @@ def test_evaluations_only_at_the_end():
 
 def test_what_is_too_short_is_refused_with_the_least_that_would_do():
     machine = Machine(20, start=15, evaluation=30.0)
-    with pytest.raises(AssertionError, match="20s is too short.* take about 50s here"):
+    with pytest.raises(AssertionError, match=r"20s is too short.* take about 55s here"):
         machine.run()
     assert Machine(60, start=15, evaluation=30.0).run() > 1
 

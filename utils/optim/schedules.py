@@ -140,7 +140,7 @@ class Plateau(Schedule):
     best: float = math.inf
     since_best: int = 0
 
-    def after_warmup(self, step: int) -> float:
+    def after_warmup(self, step: float) -> float:
         return self.reduced
 
     def observe(self, loss: float) -> bool:

@@ -30,7 +30,6 @@ MOST, LEAST = 20_000, 500  # samples that logistic regression is trained on
 FRACTION = 0.02  # of the run's time that it may take
 # Of importing scikit-learn, and of texts that are read again, on a slow machine.
 IMPORT_SECONDS, BYTES_PER_SECOND = 2.0, 4e6
-REPORT_SECONDS = 4.0  # that are needed afterwards, with a time budget
 SAFETY = 1.5  # a fit may take so many times the time of a smaller one, for as many samples
 CHUNK = 1024  # samples that are classified at a time
 LOWEST = 1e-15  # is added to probabilities, so that the loss stays finite
@@ -54,7 +53,7 @@ def compare(
     found: dict[str, dict | None] = {"baseline": None, "majority": None}
     seconds = FRACTION * trainer.clock.seconds_total
     if (budget := trainer.time_budget) is not None:
-        seconds = min(seconds, budget.left - REPORT_SECONDS)
+        seconds = min(seconds, budget.left - budget.report_seconds)
     baselines = Baselines(model, measures, split, seconds)
     missing = ""
     try:

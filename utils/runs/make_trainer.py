@@ -26,6 +26,7 @@ from ..training.log import TrainingLog
 from ..training.objective import Precision
 from ..training.progress import Progress
 from ..training.steps import Steps
+from ..training.time_budget import Timing
 from ..training.times import Clock
 from ..training.train_step import StepParts
 from ..training.trainer import Trainer, TrainingPlan
@@ -42,7 +43,13 @@ from .optimization import (
 from .prepare import Ready, measure_split
 from .records import open_metrics
 from .run import Run
-from .time_budget import evaluation_seconds, longest, time_budget_of, time_plans
+from .time_budget import (
+    evaluation_seconds,
+    longest,
+    rehearse_report,
+    time_budget_of,
+    time_plans,
+)
 
 # Width of the 95 % interval of an accuracy of 80 % from which a validation split is called small.
 WIDE_INTERVAL = 10  # points
@@ -165,6 +172,14 @@ def make_trainer(
         phase_advice(settings, run.precision, loader) | memory_advice(settings, run.device),
         run.close_at_end(_hardware(run.precision, run.leads, ready.flops, clock)),
     )
+    timing = None
+    if settings.time_budget is not None:
+        timing = Timing(
+            time_budget_of(run, task, plan, clock, plans),
+            plan_schedule,
+            lambda: evaluation_seconds(run, ready, evaluated),
+            lambda: rehearse_report(run, metrics, ready),
+        )
     save_steps, save_seconds = save_interval(settings.save_every, loader.steps_per_epoch)
     store = Checkpoints(run.folder.checkpoints, keep=settings.checkpoint_hist, warn=run.console.say)
     trainer = Trainer(
@@ -197,9 +212,7 @@ def make_trainer(
             run.console.say if checkpoint is None else None,
         ),
         clock=clock,
-        time_budget=time_budget_of(run, task, plan, clock, plans),
-        plan_schedule=plan_schedule,
-        evaluation_seconds=lambda: evaluation_seconds(run, ready, evaluated),
+        timing=timing,
         enter=run.watch.enter if run.watch is not None else None,
     )
     if checkpoint is not None:

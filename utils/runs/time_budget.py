@@ -7,6 +7,8 @@ import time
 
 from ..checkpoints.checkpoint import Checkpoint
 from ..data.loader import Loader
+from ..reporting.metrics import MetricsLog, NoMetrics
+from ..reporting.plots import draw_curves
 from ..settings.config import COMMAND_LINE, DEFAULT, FILE
 from ..settings.run import budget_seconds
 from ..tasks.task import Task
@@ -14,7 +16,7 @@ from ..training.evaluation import evaluate
 from ..training.time_budget import TimeBudget, TimePlan
 from ..training.times import Clock
 from ..training.trainer import TrainingPlan
-from .baseline import FRACTION, IMPORT_SECONDS, REPORT_SECONDS
+from .baseline import FRACTION, IMPORT_SECONDS
 from .prepare import Ready
 from .run import Run
 
@@ -30,9 +32,9 @@ def longest(run: Run, steps_per_epoch: int) -> tuple[int, str]:
     total_steps, limit = settings.epochs * steps_per_epoch, "--epochs"
     if not _limits(run, "epochs"):
         total_steps, limit = MOST_EPOCHS * steps_per_epoch, f"--epochs {MOST_EPOCHS}, the default"
-    if settings.max_steps is not None and _limits(run, "max_steps"):
-        if settings.max_steps < total_steps:
-            total_steps, limit = settings.max_steps, "--max_steps"
+    most = settings.max_steps if _limits(run, "max_steps") else None
+    if most is not None and most < total_steps:
+        total_steps, limit = most, "--max_steps"
     return total_steps, limit
 
 
@@ -54,10 +56,8 @@ def time_plans(settings, checkpoint: Checkpoint | None) -> list[TimePlan]:
 
 def time_budget_of(
     run: Run, task: Task, plan: TrainingPlan, clock: Clock, plans: list[TimePlan]
-) -> TimeBudget | None:
+) -> TimeBudget:
     settings = run.settings
-    if settings.time_budget is None:
-        return None
     seconds = budget_seconds(settings.time_budget)
     if seconds is None:
         left = int(os.environ["SLURM_JOB_END_TIME"]) - time.time()
@@ -72,7 +72,7 @@ def time_budget_of(
         steps_per_epoch=task.train.steps_per_epoch,
         eval_every=settings.eval_every,
         end_evaluations=_evaluations_at_end(settings, task),
-        end_seconds=REPORT_SECONDS + (baseline if baseline > IMPORT_SECONDS else 0.0),
+        end_seconds=baseline if baseline > IMPORT_SECONDS else 0.0,
         plans=plans,
     )
 
@@ -96,3 +96,12 @@ def evaluation_seconds(run: Run, ready: Ready, loader: Loader) -> float:
             some = itertools.islice(batches, few)
             evaluate(ready.model, some, run.precision, exchange=run.exchange)
     return (time.monotonic() - start) / few * count
+
+
+def rehearse_report(run: Run, metrics: MetricsLog | NoMetrics, ready: Ready) -> None:
+    """Draws the curves so far, which takes about as long as all of the report: the first time
+    matplotlib is imported."""
+    if run.leads:
+        with contextlib.suppress(OSError):
+            title = f"{run.model_name} on {run.data_name}"
+            draw_curves(metrics.read(), run.folder.curves, title, ready.measures.further, None)

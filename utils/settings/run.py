@@ -67,9 +67,9 @@ class RunSettings(Config):
     )
     time_budget: str | None = run_flag(
         None,
-        "Time for the whole command, from its start to the last file: 90s, 10m, 2h or 07:30; slurm: "
-        "to the end of the allocation. The steps and the schedule are fitted to it; --epochs and "
-        "--max_steps, if given as well, limit them",
+        "Time for the whole command, from its start to the last file: 90s, 10m, 2h or 07:30; "
+        "slurm: to the end of the allocation. The steps and the schedule are fitted to it; "
+        "--epochs and --max_steps, if given as well, limit them",
     )
     eval_on_start: bool = run_flag(
         False,
@@ -247,8 +247,8 @@ def budget_seconds(text: str) -> float | None:
     if text == "slurm":
         if not os.environ.get("SLURM_JOB_END_TIME", "").isdecimal():
             raise UserError(
-                "--time_budget slurm: SLURM_JOB_END_TIME, the end of an allocation, is not set here; "
-                "give a time, such as 2h"
+                "--time_budget slurm: SLURM_JOB_END_TIME, the end of an allocation, is not set "
+                "here; give a time, such as 2h"
             )
         return None
     value = 0.0

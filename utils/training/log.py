@@ -90,7 +90,7 @@ class TrainingLog:
     def planned(self, at: dict, plan: TimePlan, samples: int, line: str) -> None:
         """Of --time_budget: `samples` are those of the whole run."""
         planned = {"total_steps": plan.total_steps, "eval_every": plan.eval_every}
-        self.metrics.write(**at, split="event", event="time plan", **planned)
+        self.metrics.write(**at, split="plan", **planned)
         self.console.resize_bar(samples)
         self.console.say(line)
 

@@ -8,9 +8,11 @@ plans alone: they are in every checkpoint, and a resumed run goes on with them.
 import bisect
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..errors import UserError
+from ..optim.schedules import Schedule
 from ..plural import counted
 from ..reporting.console import duration
 
@@ -22,6 +24,7 @@ LOOKS = 6  # a plan is looked at again after a sixth of the steps that are left
 # and evaluations, and of the whole time.
 TOLERANCE, LEAST_TOLERANCE = 0.1, 0.01
 EVALUATIONS = 0.1  # the most of the time that evaluations take before the last step
+REPORT_SECONDS = 4.0  # that the report is thought to take before it is rehearsed
 # Kept free at the end: a fraction of the time, but no more than so many seconds.
 MARGIN, MARGIN_SECONDS = 0.015, 20.0
 
@@ -45,7 +48,7 @@ class Look(NamedTuple):
     plan: TimePlan | None = None  # a new one
     line: str = ""  # about it
     refusal: str = ""  # why the run cannot go on
-    saves: bool = False  # whether a checkpoint is to be saved, and timed
+    rehearses: bool = False  # whether a checkpoint and the report are to be written, and timed
 
 
 class TimeBudget:
@@ -59,12 +62,13 @@ class TimeBudget:
         steps_per_epoch: optimizer steps.
         eval_every: epochs between evaluations, unless they would take too long.
         end_evaluations: evaluations after the last step, in evaluations of the usual split.
-        end_seconds: of what else is done then, but for the last checkpoint.
+        end_seconds: of what else is done then, but for the last checkpoint and the report.
         plans: of the run that is resumed.
 
     Attributes:
         next_step: of the next look.
         evaluation_seconds, save_seconds: as last measured; None: not yet.
+        report_seconds: of curves and page.
     """
 
     def __init__(
@@ -88,10 +92,16 @@ class TimeBudget:
         self.next_step = 0
         self.evaluation_seconds: float | None = None
         self.save_seconds: float | None = None
+        self.report_seconds = REPORT_SECONDS
         self._others = 0.0  # seconds of this process that were not spent on steps
-        # (step, seconds spent on steps) at each look, from the end of the first step on: it compiles.
+        # (step, seconds spent on steps) at each look, after the first step, which compiles.
         self._marks: list[tuple[int, float]] = []
         self._known_after = math.inf  # seconds spent on steps
+
+    def is_due(self, step: int) -> bool:
+        """Whether to `look` after that step."""
+        last = self.plans[-1].total_steps if self.plans else self.most_steps
+        return self.next_step <= step < last
 
     @property
     def left(self) -> float:
@@ -102,17 +112,17 @@ class TimeBudget:
     def end(self) -> float:
         """Seconds from the last step to the end of the run."""
         evaluations = self.end_evaluations * (self.evaluation_seconds or 0)
-        return evaluations + (self.save_seconds or 0) + self.end_seconds
+        return evaluations + (self.save_seconds or 0) + self.report_seconds + self.end_seconds
 
     def evaluated(self, seconds: float) -> None:
         """To be called after an evaluation."""
         self.evaluation_seconds = seconds
         self._others += seconds
 
-    def saved(self, seconds: float) -> None:
-        """To be called after a checkpoint for which training has waited."""
-        self.save_seconds = seconds
-        self._others += seconds
+    def rehearsed(self, save: float, report: float) -> None:
+        """To be called with the seconds that a checkpoint and the report have taken."""
+        self.save_seconds, self.report_seconds = save, report
+        self._others += save + report
 
     def look(self, step: int, settling: bool = False) -> Look:
         """To be called after step `next_step`, before an evaluation, when the device has finished.
@@ -129,7 +139,7 @@ class TimeBudget:
         ahead = plan.total_steps - step if plan else self.most_steps
         if not self._is_known():
             return Look(step + max(1, min(step - self._marks[0][0], ahead // LOOKS)))
-        per_step, saves = self._step_seconds(ahead), self.save_seconds is None
+        per_step, rehearses = self._step_seconds(ahead), self.save_seconds is None
 
         def needed(total: int, every: int) -> float:
             evaluations = self._evaluations(step, total, every)
@@ -142,7 +152,7 @@ class TimeBudget:
             missed = needed(plan.total_steps, plan.eval_every) - left
             no_more = plan.total_steps == self.most_steps and missed < 0
             if no_more or abs(missed) <= max(TOLERANCE * left, tolerance):
-                return Look(step + max(1, ahead // LOOKS), saves=saves)
+                return Look(step + max(1, ahead // LOOKS), rehearses=rehearses)
             if every / 2 <= plan.eval_every <= 2 * every:
                 every = plan.eval_every
         elif self.left < self.end:
@@ -157,9 +167,9 @@ class TimeBudget:
             every *= 2  # there is no time for the next evaluation, but for more steps
         new, after = TimePlan(step, total, every), Look(step + max(1, (total - step) // LOOKS))
         if plan is not None and new[1:] == plan[1:]:
-            return after._replace(saves=saves)
+            return after._replace(rehearses=rehearses)
         line = self._line(new, self.elapsed() + needed(total, every))
-        return after._replace(plan=new, line=line, saves=saves)
+        return after._replace(plan=new, line=line, rehearses=rehearses)
 
     def take(self, look: Look) -> None:
         """To be called on all ranks with what rank 0 has found."""
@@ -213,3 +223,30 @@ class TimeBudget:
             f"--time_budget {self.seconds:.0f}s is too short: the start of the run, a step and an "
             f"evaluation take about {math.ceil(least / 5) * 5}s here"
         )
+
+
+@dataclass
+class Timing:
+    """What a Trainer needs to keep to a time.
+
+    Args:
+        budget: plans.
+        schedule: (total steps) -> the schedule of the learning rate.
+        evaluation_seconds: () -> an estimate of what an evaluation takes. Collective.
+        rehearse_report: writes the report of the run so far.
+    """
+
+    budget: TimeBudget
+    schedule: Callable[[int], Schedule]
+    evaluation_seconds: Callable[[], float]
+    rehearse_report: Callable[[], None]
+
+    def changed(self, schedule: Schedule) -> Schedule:
+        """The schedule by the newest plan; `schedule`: by those before."""
+        plans = self.budget.plans
+        if len(plans) == 1:
+            before, schedule = schedule, self.schedule(plans[0].total_steps)
+            schedule.load_state_dict(before.state_dict())
+        else:
+            schedule.corrections.append((plans[-1].step, plans[-1].total_steps))
+        return schedule

@@ -2,7 +2,7 @@
 
 The host runs ahead of the device. It waits for the device after the first step, at log lines and
 before a checkpoint (`_read_sums`), in every evaluation, up to 8 times in a run with `--mixup auto`
-(`control_mixing`), and some 50 times in a run with `--time_budget` (`_follow_time`).
+(`control_mixing`), and some 50 times in a run with `--time_budget` (`_follow`).
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,6 @@ from ..errors import UserError
 from ..launch.signals import AgreedSignal, StoppedBySignal
 from ..machine.backends import search_plans
 from ..measures.table import MEASURES, Measure
-from ..optim.schedules import Schedule
 from ..plural import counted
 from .controls import Freeze, MixingControl
 from .evaluation import Evaluation
@@ -28,7 +27,7 @@ from .memory import peak_memory, within_memory
 from .objective import figures
 from .progress import Progress
 from .steps import Steps
-from .time_budget import Look, TimeBudget, TooShort
+from .time_budget import Look, Timing, TooShort
 from .times import Clock, PhaseTimes
 
 
@@ -67,9 +66,7 @@ class Trainer:
         freeze: which part of the model trains in which epoch; None: all of it.
         mixing_control: adjusts how strongly samples are mixed; None: that is fixed.
         clock: made when the process began; None: now.
-        time_budget: plans how many steps are taken; None: there is no such limit.
-        plan_schedule: (total steps) -> the schedule; needed with a time budget, as is
-        evaluation_seconds: () -> an estimate of what an evaluation takes. Collective.
+        timing: with a time budget, which plans how many steps are taken; None: without.
         enter: called with what this process does from now on (see Watch.enter); None: nobody
             wants to know.
     """
@@ -87,9 +84,7 @@ class Trainer:
         freeze: Freeze | None = None,
         mixing_control: MixingControl | None = None,
         clock: Clock | None = None,
-        time_budget: TimeBudget | None = None,
-        plan_schedule: Callable[[int], Schedule] | None = None,
-        evaluation_seconds: Callable[[], float] | None = None,
+        timing: Timing | None = None,
         enter: Callable[[str], None] | None = None,
     ):
         self.steps, device = steps, steps.precision.device
@@ -101,8 +96,7 @@ class Trainer:
         self.progress.epoch_sums = self._no_sums()
         self.evaluation: Evaluation | None = None  # the last one of this process
         self.clock, self.times = clock or Clock(self.progress, device), PhaseTimes(device)
-        self.time_budget, self.plan_schedule = time_budget, plan_schedule
-        self.evaluation_seconds = evaluation_seconds
+        self.timing, self.time_budget = timing, timing and timing.budget
         self.on_nonfinite = OnNonFinite(
             plan.on_nonfinite, log.console, saver, steps.precision.name == "fp16"
         )
@@ -236,9 +230,8 @@ class Trainer:
             for call in after_step:
                 call()
                 times.mark("other")  # a profiler may have written its trace
-            budget = self.time_budget
-            if budget is not None and budget.next_step <= progress.step < plan.total_steps:
-                self._follow_time(budget, epoch)
+            if self.timing is not None and self.timing.budget.is_due(progress.step):
+                self._follow(self.timing, epoch)
             if progress.step % plan.log_every == 0:
                 self._log_window()
             if progress.step % steps_per_epoch == 0 or progress.step >= plan.total_steps:
@@ -266,41 +259,34 @@ class Trainer:
             self.prepare(epoch)  # the evaluation has changed the mode of what is frozen, too
             self.times.mark("evaluation")
 
-    def _follow_time(self, budget: TimeBudget, epoch: int) -> None:
+    def _follow(self, timing: Timing, epoch: int) -> None:
         """Plans how many steps there are time for, or corrects the plan. Collective."""
+        progress, budget = self.progress, timing.budget
         self.clock.pause()
-        step = self.progress.step
         if budget.evaluation_seconds is None:
-            assert self.evaluation_seconds is not None
-            budget.evaluated(self.evaluation_seconds())
+            budget.evaluated(timing.evaluation_seconds())
             self.prepare(epoch)  # the evaluation has changed the mode of what is frozen, too
-        settling = self.steps.settling
-        look = Look(*self.steps.exchange.gather_json(budget.look(step, settling))[0])
+        look = budget.look(progress.step, self.steps.settling)
+        look = Look(*self.steps.exchange.gather_json(look)[0])
         if look.refusal:
             raise TooShort(look.refusal)
         budget.take(look)
         if look.plan is not None:
-            self._change_plan(budget, look.line)
-        if look.saves:  # so that a resumed run keeps the plan; the last checkpoint will take as long
+            new = budget.plans[-1]
+            self.plan.total_steps, self.plan.eval_every = new.total_steps, new.eval_every
+            progress.time_plan = [list(plan) for plan in budget.plans]
+            self.steps.schedule = timing.changed(self.steps.schedule)
+            samples = self.samples_until(new.total_steps)
+            self.log.planned(self._position(), new, samples, look.line)
+        if look.rehearses:  # a resumed run goes on with the plan
             start = self.clock.seconds_total
             self.save()
             self.saver.wait()
-            budget.saved(self.clock.seconds_total - start)
+            saved = self.clock.seconds_total
+            timing.rehearse_report()
+            budget.rehearsed(saved - start, self.clock.seconds_total - saved)
         self.times.mark("other")
         self.clock.resume()
-
-    def _change_plan(self, budget: TimeBudget, line: str) -> None:
-        progress, new = self.progress, budget.plans[-1]
-        self.plan.total_steps, self.plan.eval_every = new.total_steps, new.eval_every
-        progress.time_plan = [list(plan) for plan in budget.plans]
-        if len(budget.plans) > 1:
-            self.steps.schedule.corrections.append((new.step, new.total_steps))
-        else:
-            assert self.plan_schedule is not None
-            schedule = self.plan_schedule(new.total_steps)
-            schedule.load_state_dict(self.steps.schedule.state_dict())
-            self.steps.schedule = schedule
-        self.log.planned(self._position(), new, self.samples_until(new.total_steps), line)
 
     def _agree_on_stop_and_save(self) -> tuple[bool, bool]:
         """(whether a signal has asked the run to stop, whether a checkpoint is due), the same on
