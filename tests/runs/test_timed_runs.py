@@ -9,6 +9,7 @@ from quick_runs import handlers_put_back, quick
 
 import transformer_test
 from utils.settings.run import budget_seconds
+from utils.training.time_budget import TimeBudget
 from utils.training.times import Clock
 
 FLAGS = (
@@ -26,13 +27,18 @@ def slower(step):
     return 5 + 0.5 * step + 0.5 * max(0, step - 40)
 
 
+def rehearsed(budget, *_):
+    budget.save_seconds = 0.0
+
+
 @pytest.fixture
 def timed(monkeypatch, tmp_path):
     """timed(text, seconds=...) -> exit code of transformer_test.py in this process. `seconds`: of
-    the run after so many steps; nothing else takes any time."""
+    the run after so many steps; nothing else takes any time but the report, 4 s."""
     quick(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("utils.runs.make_trainer.evaluation_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(TimeBudget, "rehearsed", rehearsed)
 
     def run(text: str, seconds=steady) -> int:
         clock = property(lambda clock: seconds(clock.progress.step))

@@ -96,7 +96,7 @@ class Trainer:
         self.progress.epoch_sums = self._no_sums()
         self.evaluation: Evaluation | None = None  # the last one of this process
         self.clock, self.times = clock or Clock(self.progress, device), PhaseTimes(device)
-        self.timing, self.time_budget = timing, timing and timing.budget
+        self.timing, self.time_budget = timing, None if timing is None else timing.budget
         self.on_nonfinite = OnNonFinite(
             plan.on_nonfinite, log.console, saver, steps.precision.name == "fp16"
         )
