@@ -9,7 +9,7 @@ from quick_runs import handlers_put_back, quick
 
 import transformer_test
 from utils.settings.run import budget_seconds
-from utils.training.time_budget import TimeBudget
+from utils.training.time_budget import Cost, TimeBudget
 from utils.training.times import Clock
 
 FLAGS = (
@@ -28,7 +28,7 @@ def slower(step):
 
 
 def rehearsed(budget, *_):
-    budget.save_seconds = 0.0
+    budget.save = Cost(0.0)
 
 
 @pytest.fixture
@@ -39,6 +39,7 @@ def timed(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("utils.runs.make_trainer.evaluation_seconds", lambda *_: 0.0)
     monkeypatch.setattr(TimeBudget, "rehearsed", rehearsed)
+    monkeypatch.setattr("utils.training.time_budget.SLOWER", 1.0)  # the report is not slower
 
     def run(text: str, seconds=steady) -> int:
         clock = property(lambda clock: seconds(clock.progress.step))

@@ -53,7 +53,7 @@ def compare(
     found: dict[str, dict | None] = {"baseline": None, "majority": None}
     seconds = FRACTION * trainer.clock.seconds_total
     if (budget := trainer.time_budget) is not None:
-        seconds = min(seconds, budget.left - budget.report_seconds)
+        seconds = min(seconds, budget.left - budget.report.seconds)
     baselines = Baselines(model, measures, split, seconds)
     missing = ""
     try:

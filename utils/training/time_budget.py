@@ -25,6 +25,7 @@ LOOKS = 6  # a plan is looked at again after a sixth of the steps that are left
 TOLERANCE, LEAST_TOLERANCE = 0.1, 0.01
 EVALUATIONS = 0.1  # the most of the time that evaluations take before the last step
 REPORT_SECONDS = 4.0  # that the report is thought to take before it is rehearsed
+SLOWER = 1.5  # what was measured is thought to take up to so many times as long on a slower machine
 # Kept free at the end: a fraction of the time, but no more than so many seconds.
 MARGIN, MARGIN_SECONDS = 0.015, 20.0
 
@@ -51,6 +52,20 @@ class Look(NamedTuple):
     rehearses: bool = False  # whether a checkpoint and the report are to be written, and timed
 
 
+@dataclass
+class Cost:
+    """Seconds that something took, when a step took `per_step`; None: that was not known yet."""
+
+    seconds: float
+    per_step: float | None = None
+
+    def when(self, per_step: float) -> float:
+        """What it takes when a step takes `per_step`; a machine that is slower slows all down."""
+        self.per_step = self.per_step or per_step
+        slower = per_step / self.per_step if self.per_step else 1.0
+        return self.seconds * min(SLOWER, max(1.0, slower))
+
+
 class TimeBudget:
     """Plans a run.
 
@@ -67,8 +82,8 @@ class TimeBudget:
 
     Attributes:
         next_step: of the next look.
-        evaluation_seconds, save_seconds: as last measured; None: not yet.
-        report_seconds: of curves and page.
+        evaluation, save: as last measured; None: not yet.
+        report: curves and page.
     """
 
     def __init__(
@@ -90,9 +105,10 @@ class TimeBudget:
         self.end_evaluations, self.end_seconds = end_evaluations, end_seconds
         self.plans = [TimePlan(*plan) for plan in plans or ()]
         self.next_step = 0
-        self.evaluation_seconds: float | None = None
-        self.save_seconds: float | None = None
-        self.report_seconds = REPORT_SECONDS
+        self.evaluation: Cost | None = None
+        self.save: Cost | None = None
+        self.report = Cost(REPORT_SECONDS)
+        self._per_step: float | None = None
         self._others = 0.0  # seconds of this process that were not spent on steps
         # (step, seconds spent on steps) at each look, after the first step, which compiles.
         self._marks: list[tuple[int, float]] = []
@@ -111,17 +127,20 @@ class TimeBudget:
     @property
     def end(self) -> float:
         """Seconds from the last step to the end of the run."""
-        evaluations = self.end_evaluations * (self.evaluation_seconds or 0)
-        return evaluations + (self.save_seconds or 0) + self.report_seconds + self.end_seconds
+        save, evaluations = self._now(self.save), self.end_evaluations * self._now(self.evaluation)
+        return evaluations + save + self._now(self.report) + self.end_seconds
+
+    def _now(self, cost: Cost | None) -> float:
+        return 0.0 if cost is None else cost.when(self._per_step or 0.0)
 
     def evaluated(self, seconds: float) -> None:
         """To be called after an evaluation."""
-        self.evaluation_seconds = seconds
+        self.evaluation = Cost(seconds, self._per_step)
         self._others += seconds
 
     def rehearsed(self, save: float, report: float) -> None:
         """To be called with the seconds that a checkpoint and the report have taken."""
-        self.save_seconds, self.report_seconds = save, report
+        self.save, self.report = Cost(save, self._per_step), Cost(report, self._per_step)
         self._others += save + report
 
     def look(self, step: int, settling: bool = False) -> Look:
@@ -139,11 +158,12 @@ class TimeBudget:
         ahead = plan.total_steps - step if plan else self.most_steps
         if not self._is_known():
             return Look(step + max(1, min(step - self._marks[0][0], ahead // LOOKS)))
-        per_step, rehearses = self._step_seconds(ahead), self.save_seconds is None
+        per_step, rehearses = self._step_seconds(ahead), self.save is None
+        self._per_step, evaluation = per_step, self._now(self.evaluation)
 
         def needed(total: int, every: int) -> float:
             evaluations = self._evaluations(step, total, every)
-            return (total - step) * per_step + evaluations * (self.evaluation_seconds or 0)
+            return (total - step) * per_step + evaluations * evaluation
 
         left = self.left - min(MARGIN * self.seconds, MARGIN_SECONDS) - self.end
         tolerance = LEAST_TOLERANCE * self.seconds
@@ -184,10 +204,13 @@ class TimeBudget:
         return now - start >= (least if step - first >= KNOWN_STEPS else self._known_after)
 
     def _step_seconds(self, ahead: int) -> float:
-        """Of the last steps, up to twice as many as are `ahead`, and up to half of those timed."""
-        step, now = self._marks[-1]
-        since = max((self._marks[0][0] + step) / 2, step - 2 * ahead)
-        before = next((mark for mark in self._marks[:-1] if mark[0] >= since), self._marks[-2])
+        """Of the last steps, up to twice as many as are `ahead`, or of a twentieth of the time, and
+        up to half of those timed."""
+        (first, start), (step, now) = self._marks[0], self._marks[-1]
+        since, time = step - 2 * ahead, now - KNOWN_FRACTION * self.seconds
+        recent = [m for m in self._marks[:-1] if m[0] >= since or m[1] >= time]
+        recent = [m for m in recent if m[0] >= (first + step) / 2 or m[1] >= (start + now) / 2]
+        before = recent[0] if recent else self._marks[-2]
         return (now - before[1]) / (step - before[0])
 
     def _evaluations(self, step: int, total: int, every: int) -> int:
@@ -200,7 +223,7 @@ class TimeBudget:
         if not self.eval_every:
             return 0
         usual = per_step * self.steps_per_epoch * self.eval_every
-        fewest = (self.evaluation_seconds or 0) * (1 / EVALUATIONS - 1)
+        fewest = self._now(self.evaluation) * (1 / EVALUATIONS - 1)
         return self.eval_every * max(1, math.ceil(fewest / usual))
 
     def _line(self, plan: TimePlan, until: float) -> str:

@@ -263,7 +263,7 @@ class Trainer:
         """Plans how many steps there are time for, or corrects the plan. Collective."""
         progress, budget = self.progress, timing.budget
         self.clock.pause()
-        if budget.evaluation_seconds is None:
+        if budget.evaluation is None:
             budget.evaluated(timing.evaluation_seconds())
             self.prepare(epoch)  # the evaluation has changed the mode of what is frozen, too
         look = budget.look(progress.step, self.steps.settling)
