@@ -114,6 +114,27 @@ def test_limits_and_evaluations(timed, capsys, flags, steps, reason):
 
 
 @pytest.mark.parametrize(
+    "flags",
+    [
+        "--val_fraction 0.2 --sched plateau --plateau_patience 1 --early_stop_patience 99",
+        "--accumulation_steps 2 --ema_decay 0.9 --sched onecycle",
+        "--batch_tokens 300 --sched_per_epoch --warmup_epochs 1",
+        "--mixup meta --auto_batch --eval_on_start",
+    ],
+)
+def test_beside_other_flags(timed, flags):
+    """Stopped after its first plan, and resumed."""
+    assert timed(f"{FLAGS} --time_budget 1m {flags} --output run") == 0
+    plans = summary("run")["time_plan"]
+    shutil.copytree("run", "rest")
+    shutil.rmtree(Path(f"rest/checkpoints/step-{plans[-1][1]:08}"))
+    assert timed("--resume rest") == 0
+    for run in ("run", "rest"):
+        assert summary(run)["status"] == "finished" and summary(run)["steps"] == plans[-1][1]
+    assert weights("rest") == weights("run")
+
+
+@pytest.mark.parametrize(
     ("flags", "said"),
     [
         ("--time 7", "--time_budget 7: a time such as 90s"),

@@ -175,7 +175,7 @@ def make_trainer(
     timing = None
     if settings.time_budget is not None:
         timing = Timing(
-            time_budget_of(run, task, plan, clock, plans),
+            time_budget_of(run, task, plan, clock, checkpoint),
             plan_schedule,
             lambda: evaluation_seconds(run, ready, evaluated),
             lambda: rehearse_report(run, metrics, ready),
@@ -256,7 +256,9 @@ def _parts_maker(
     steps those of each worker."""
     settings, task, strategy = run.settings, ready.task, ready.strategy
     classes = len(task.card.classes)
-    for_pairs = learns_pairs(settings, task, schedule.total_steps)
+    # How long a run with --time_budget will be is not known yet.
+    steps = schedule.total_steps if settings.time_budget is None else 0
+    for_pairs = learns_pairs(settings, task, steps)
     learns_policy = settings.mixup == "meta" and settings.meta_form == "policy"
     if learns_policy and not for_pairs and checkpoint is None:
         run.console.say(

@@ -55,13 +55,15 @@ def time_plans(settings, checkpoint: Checkpoint | None) -> list[TimePlan]:
 
 
 def time_budget_of(
-    run: Run, task: Task, plan: TrainingPlan, clock: Clock, plans: list[TimePlan]
+    run: Run, task: Task, plan: TrainingPlan, clock: Clock, checkpoint: Checkpoint | None
 ) -> TimeBudget:
     settings = run.settings
     seconds = budget_seconds(settings.time_budget)
     if seconds is None:
         left = int(os.environ["SLURM_JOB_END_TIME"]) - time.time()
         seconds = clock.seconds_total + left - min(SLURM_SECONDS, SLURM_FRACTION * left)
+        # `clock` counts what was before the checkpoint once that is restored.
+        seconds += checkpoint.state["progress"]["seconds_total"] if checkpoint else 0.0
     # A baseline takes no more of what is left.
     baseline = FRACTION * seconds if settings.baseline else 0.0
     return TimeBudget(
@@ -73,7 +75,7 @@ def time_budget_of(
         eval_every=settings.eval_every,
         end_evaluations=_evaluations_at_end(settings, task),
         end_seconds=baseline if baseline > IMPORT_SECONDS else 0.0,
-        plans=plans,
+        plans=time_plans(settings, checkpoint),
     )
 
 
