@@ -223,8 +223,8 @@ def test_the_warm_up_starts_at_a_given_rate():
 @pytest.mark.parametrize("name", ["cosine", "linear", "step", "multistep", "onecycle"])
 def test_corrections_of_the_length(name):
     """The curve is continuous, ends with the last step, and is stretched alike everywhere."""
-    before = build_schedule(name, lr=1, total_steps=1000, steps_per_epoch=10, warmup_steps=20)
-    changed = build_schedule(name, lr=1, total_steps=1000, steps_per_epoch=10, warmup_steps=20)
+    values = {"lr": 1, "total_steps": 1000, "steps_per_epoch": 10, "warmup_steps": 20}
+    before, changed = build_schedule(name, **values), build_schedule(name, **values)
     changed.corrections = [(200, 600), (400, 800)]
     places = [changed.position(step) for step in range(20, 801)]
     assert places[:181] == [before.position(step) for step in range(20, 201)]

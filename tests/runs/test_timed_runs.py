@@ -1,10 +1,15 @@
 """Runs with --time_budget, whose clock is the number of steps."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 from quick_runs import handlers_put_back, quick
 
 import transformer_test
@@ -12,6 +17,7 @@ from utils.settings.run import budget_seconds
 from utils.training.time_budget import Cost, TimeBudget
 from utils.training.times import Clock
 
+ROOT = Path(__file__).resolve().parents[2]
 FLAGS = (
     "--dataset headlines --subset 200 --batch_size 10 --layers 1 --dim 8 --heads 2 --ffn 8 "
     "--device cpu --threads 1 --no_baseline --log_every 1 --cache_dir cache"
@@ -155,6 +161,28 @@ def test_refused(timed, capsys, monkeypatch, flags, said):
 )
 def test_words_for_a_time(text, seconds):
     assert budget_seconds(text) == seconds
+
+
+def test_the_time_counts_from_the_start_of_the_command():
+    code = "import time; from utils.launch.environment import command_start; "
+    code += "time.sleep(0.5); print(time.monotonic() - command_start())"
+    started = time.monotonic()
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
+    assert 0.45 < float(run.stdout) < time.monotonic() - started + 0.05
+
+
+@pytest.mark.slow
+def test_two_processes_follow_one_plan(tmp_path):
+    command = f"{FLAGS} --time_budget 40s --output {tmp_path / 'run'} --cache_dir {tmp_path}"
+    subprocess.run(
+        ["bash", "run_distributed.sh", "transformer_test.py", *command.split()],
+        env=os.environ | {"NPROC": "2", "PYTHON": sys.executable}, cwd=ROOT, check=True,
+        timeout=PATIENCE,
+    )  # fmt: skip
+    result = summary(tmp_path / "run")
+    assert result["world_size"] == 2 and result["status"] == "finished"
+    assert result["steps"] == result["time_plan"][-1][1]
+    assert 30 < result["seconds_total"] < 45  # the processes of other tests may come and go
 
 
 def test_the_end_of_an_allocation_is_the_budget(timed, monkeypatch, capsys):

@@ -223,6 +223,6 @@ def build_schedule(
         "milestones": tuple(round(border) for border in borders),
         "epoch_steps": steps_per_epoch if per_epoch else None,
         "warmup_start": None if warmup_lr is None else warmup_lr / lr,
-        "stretches": (step_epochs if name == "step" else milestones) is None,
+        "stretches": {"step": step_epochs, "multistep": milestones}.get(name) is None,
     }
     return Plateau(**values, patience=plateau_patience) if name == "plateau" else Schedule(**values)

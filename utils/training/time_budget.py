@@ -22,7 +22,7 @@ KNOWN_FRACTION, KNOWN_STEPS, KNOWN_LEAST, KNOWN_SECONDS = 0.05, 20, 0.01, 10.0
 LOOKS = 6  # a plan is looked at again after a sixth of the steps that are left
 # A plan is corrected that misses its end by more than these fractions: of the time left for steps
 # and evaluations, and of the whole time.
-TOLERANCE, LEAST_TOLERANCE = 0.1, 0.01
+TOLERANCE, LEAST_TOLERANCE = 0.1, 0.015
 EVALUATIONS = 0.1  # the most of the time that evaluations take before the last step
 REPORT_SECONDS = 4.0  # that the report is thought to take before it is rehearsed
 SLOWER = 1.5  # what was measured is thought to take up to so many times as long on a slower machine
