@@ -49,12 +49,13 @@ def test_pictures(stands_for, capsys):
 
 def test_texts_without_a_test_set(stands_for):
     rows = [f"{name},the {name} is here {i}" for i in range(20) for name in ("cat", "dog")]
-    Path("pets.csv").write_text("\n".join(["label,text", *rows]))
+    for name in ("pets.csv", "more.csv"):
+        Path(name).write_text("\n".join(["label,text", *rows]))
     entry, words = stands_for("pets.csv --label_column label")
     assert entry == "transformer_test" and value(words, "--train_file") == "pets.csv"
     assert value(words, "--test_fraction") == "0.2" and value(words, "--time_budget") == "10m"
     assert value(words, "--batch_size") == "16"
-    assert "--test_fraction" not in stands_for("pets.csv --test_file pets.csv --epochs 1")[1]
+    assert "--test_fraction" not in stands_for("pets.csv --test_file more.csv --epochs 1")[1]
 
 
 def test_what_the_user_gives_wins(stands_for):
