@@ -93,6 +93,7 @@ class RunFolder:
         self.tensorboard = self.path / "tensorboard"
         self.report = self.path / REPORT
         self.evaluated = self.path / EVALUATED
+        self.labels_to_check = self.path / "labels_to_check.csv"
         self.page = self.path / "report.html"
         self.splits = self.path / "splits.csv"
         self.trace = self.path / "trace.json.gz"

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..machine.packages import is_installed
 from ..measures.compute import class_scores, margins
-from ..measures.findings import Findings, find
+from ..measures.findings import Doubt, Mistake, find
 from ..measures.outcomes import Outcomes
 from ..measures.table import MEASURES, Measure, known_measure
 from ..plural import counted
@@ -22,7 +22,7 @@ from .console import duration
 from .page import COLOURS, plot, write_page
 from .recorded import RecordedRun, read_runs
 
-SHOWN = 24  # mistakes
+SHOWN, DOUBTS = 24, 12  # mistakes and doubtful labels
 SIDE = 128  # pixels of the longer side of a picture
 LISTED = 200  # classes in the table of classes, the worst ones of more
 CONFUSIONS = 12  # of many classes, the most frequent ones
@@ -37,12 +37,14 @@ SPLITS = {"test": "test", "val": "validation", "train": "training"}
 
 
 def write_run_page(
-    folder: Path, title: str, classes: Sequence[str], outcomes: Outcomes, names: SampleNames
-) -> None:
+    folder: Path, title: str, classes: Sequence[str], outcomes: Outcomes, names: SampleNames,
+    doubts: Sequence[Doubt] = (),
+) -> None:  # fmt: skip
     """Writes report.html into the folder of a run, whose summary, metrics and log are there.
 
     Args:
         outcomes: of the split that the run was measured on, and `names` of its samples.
+        doubts: its samples with doubtful labels, which labels_to_check.csv lists.
 
     Raises:
         OSError: a file cannot be read or written.
@@ -51,12 +53,16 @@ def write_run_page(
     (run,) = read_runs([folder])
     drawn = is_installed("matplotlib")
     findings = find(outcomes, SHOWN)
+    mistakes, doubtful = _shown((findings.mistakes, doubts[:DOUBTS]), names, classes, folder)
     context = {
         "title": title,
         "result": _result(run, "picture" if names.picture else "text"),
         "baselines": _baselines(run),
         "wins": run.summary.get("baseline_wins"),
-        "mistakes": _mistakes(findings, names, classes, folder),
+        "mistakes": mistakes,
+        "doubts": doubtful,
+        "doubt_count": counted(len(doubts), "label"),
+        "labels": shlex.quote(str(folder / "corrected.csv")) if "file" in names.columns else "",
         "pictures": names.picture is not None,
         "matrix": _matrix(findings.matrix, classes),
         "confusions": _confusions(findings.matrix, classes),
@@ -149,16 +155,16 @@ def _command(run: RecordedRun, folder: Path) -> str:
 # ---- mistakes -----------------------------------------------------------------------------------
 
 
-def _mistakes(
-    findings: Findings, names: SampleNames, classes: Sequence[str], folder: Path
-) -> list[dict]:
-    """What the page shows of each: its picture or text, its name, and a link to its file."""
-    wanted = {mistake.sample for mistake in findings.mistakes}
+def _shown(
+    lists: Sequence[Sequence[Mistake]], names: SampleNames, classes: Sequence[str], folder: Path
+) -> list[list[dict]]:
+    """What the page shows of each sample: its picture or text, its name, and a link to its file."""
+    wanted = {mistake.sample for mistakes in lists for mistake in mistakes}
     cells = {place: found for place, found in enumerate(names.cells()) if place in wanted}
     texts = enumerate(names.texts()) if names.texts else ()
     text_of = {place: found for place, found in texts if place in wanted}
-    rows = []
-    for mistake in findings.mistakes:
+
+    def row(mistake: Mistake) -> dict:
         what = dict(zip(names.columns, cells[mistake.sample], strict=True))
         told = [f"{name} {value}" for name, value in what.items() if name != "file"]
         link, path = None, what.get("file")
@@ -170,13 +176,14 @@ def _mistakes(
         text = text_of.get(mistake.sample)
         if text is not None and len(text) > LONGEST:
             text = f"{text[:LONGEST]} …"
-        rows.append({
+        return {
             "name": ", ".join(told), "link": link, "text": text,
             "picture": names.picture and data_address(names.picture(mistake.sample)),
             "true": classes[mistake.true], "predicted": classes[mistake.predicted],
             "sure": f"{100 * mistake.probability:.1f} %",
-        })  # fmt: skip
-    return rows
+        }  # fmt: skip
+
+    return [[row(mistake) for mistake in mistakes] for mistakes in lists]
 
 
 def data_address(picture: np.ndarray) -> str:

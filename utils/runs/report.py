@@ -9,12 +9,14 @@ from pathlib import Path
 import torch
 
 from ..checkpoints.checkpoint import DamagedCheckpoint, read_checkpoint
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..files import reason, replace_file
 from ..launch.signals import StoppedBySignal
-from ..machine.packages import is_installed
+from ..machine.packages import is_installed, left_out
+from ..measures.findings import Doubt, doubtful
+from ..measures.outcomes import Outcomes
 from ..plural import counted
-from ..reporting.answers import write_evaluated, write_splits
+from ..reporting.answers import write_evaluated, write_labels_to_check, write_splits
 from ..reporting.classes import draw_mean_lambda, summary_lines, write_class_report
 from ..reporting.console import duration, epoch_text
 from ..reporting.metrics import to_json
@@ -24,7 +26,7 @@ from ..tasks.task import Task
 from ..training.evaluation import Evaluation
 from ..training.memory import peak_memory
 from ..training.trainer import Trainer
-from .baseline import compare
+from .baseline import FRACTION, IMPORT_SECONDS, compare
 from .prepare import Ready, measure_split
 from .run import Run
 
@@ -53,7 +55,8 @@ class Report:
 
     def remove(self) -> None:
         """Removes what an earlier end of the run has written on its result."""
-        for path in (self.folder.evaluated, self.folder.page) if self.run.leads else ():
+        names = ("evaluated", "labels_to_check", "page") if self.run.leads else ()
+        for path in (getattr(self.folder, name) for name in names):
             with contextlib.suppress(OSError):
                 path.unlink()
 
@@ -123,12 +126,29 @@ class Report:
         if outcomes is None or outcomes.failure or not self.run.leads:
             return folder
         title = f"{self.run.model_name} on {self.run.data_name}"
+        doubts = self._doubts(outcomes)
         try:
-            write_run_page(folder, title, self.classes, outcomes, task.names[split])
+            write_run_page(folder, title, self.classes, outcomes, task.names[split], doubts)
         except (OSError, UserError) as error:
             self.say(f"{self.folder.page} is not written: {_why(error)}")
             return folder
         return self.folder.page
+
+    def _doubts(self, outcomes: Outcomes) -> list[Doubt]:
+        """Writes labels_to_check.csv, unless the run is too short for it, and returns the samples
+        in it. A failure costs no more than that."""
+        path, doubts = self.folder.labels_to_check, list[Doubt]()
+        if FRACTION * self.trainer.clock.seconds_total < IMPORT_SECONDS:
+            return doubts
+        try:
+            if not (line := left_out("cleanlab", "doubtful labels")):
+                doubts = doubtful(outcomes)
+                write_labels_to_check(path, self.folder.evaluated, doubts, self.classes)
+                line = f"{counted(len(doubts), 'doubtful label')} of {outcomes.samples:,}: {path}"
+        except Exception as error:  # also cleanlab's own, whatever they are
+            line = f"{path} is not written: {one_line(error, 200)}"
+        self.say(line)
+        return doubts
 
     def _measure_last(self) -> Evaluation:
         """Of the last weights, or of their moving average."""
