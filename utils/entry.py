@@ -156,10 +156,13 @@ class Entry:
         if getattr(self.settings, "task", None) not in KINDS:
             raise TypeError("settings of an entry derive from ImageSettings or TextSettings")
 
-    def main(self, argv: list[str] | None = None) -> int:
-        """Does what the command line asks for; returns the exit code."""
+    def main(self, argv: list[str] | None = None, started: float | None = None) -> int:
+        """Does what the command line asks for; returns the exit code. `started`:
+        `time.monotonic()` when the command began; None: with this process, or now if `argv` is
+        given."""
         text = self.text or self.settings.entry
-started = command_start() if argv is None else time.monotonic()
+        if started is None:
+            started = command_start() if argv is None else time.monotonic()
         act = functools.partial(self._act, started)
         return run_entry(self.settings, act, text, argv)
 

@@ -56,9 +56,7 @@ def rehearse(run: Run, trainer: Trainer, task: Task) -> None:
     left_text = counted(steps_left, "step")
     if (budget := trainer.time_budget) is not None:
         most = min(steps_left, int(budget.seconds / step_seconds))
-        say(
-            f"  the run        {duration(budget.seconds)} in all, so {counted(most, 'step')} at most"
-        )
+        say(f"  the run        {duration(budget.seconds)} in all: {counted(most, 'step')} at most")
     else:
         say(f"  the run        {duration(left)} of training ({left_text} left), without")
         say(f"                 evaluations ({counted(evaluated_samples, 'sample')} each)")
