@@ -20,9 +20,9 @@ from ..reporting.console import duration
 # hundredth of it or so many seconds.
 KNOWN_FRACTION, KNOWN_STEPS, KNOWN_LEAST, KNOWN_SECONDS = 0.05, 20, 0.01, 10.0
 LOOKS = 6  # a plan is looked at again after a sixth of the steps that are left
-# A plan is corrected that misses its end by more than these fractions: of the time left for steps
-# and evaluations, and of the whole time.
-TOLERANCE, LEAST_TOLERANCE = 0.1, 0.015
+# A plan is corrected that misses its end by more than this fraction of the time left for steps and
+# evaluations, and by more than the margin.
+TOLERANCE = 0.1
 EVALUATIONS = 0.1  # the most of the time that evaluations take before the last step
 REPORT_SECONDS = 4.0  # that the report is thought to take before it is rehearsed
 SLOWER = 1.5  # what was measured is thought to take up to so many times as long on a slower machine
@@ -165,13 +165,13 @@ class TimeBudget:
             evaluations = self._evaluations(step, total, every)
             return (total - step) * per_step + evaluations * evaluation
 
-        left = self.left - min(MARGIN * self.seconds, MARGIN_SECONDS) - self.end
-        tolerance = LEAST_TOLERANCE * self.seconds
+        margin = min(MARGIN * self.seconds, MARGIN_SECONDS)
+        left = self.left - margin - self.end
         every = self._thinned(per_step)
         if plan is not None:
             missed = needed(plan.total_steps, plan.eval_every) - left
             no_more = plan.total_steps == self.most_steps and missed < 0
-            if no_more or abs(missed) <= max(TOLERANCE * left, tolerance):
+            if no_more or abs(missed) <= max(TOLERANCE * left, margin):
                 return Look(step + max(1, ahead // LOOKS), rehearses=rehearses)
             if every / 2 <= plan.eval_every <= 2 * every:
                 every = plan.eval_every
@@ -181,7 +181,7 @@ class TimeBudget:
         while True:
             fitting = bisect.bisect(totals, left, key=lambda total: needed(total, every))
             total = totals[max(0, fitting - 1)]
-            is_full = left - needed(total, every) <= tolerance + per_step
+            is_full = left - needed(total, every) <= margin + per_step
             if is_full or total == self.most_steps or not self._evaluations(step, total + 1, every):
                 break
             every *= 2  # there is no time for the next evaluation, but for more steps
@@ -229,7 +229,9 @@ class TimeBudget:
     def _line(self, plan: TimePlan, until: float) -> str:
         epochs = plan.total_steps / self.steps_per_epoch
         interval = plan.eval_every * self.steps_per_epoch
-        evaluated = f"evaluated every {counted(plan.eval_every, 'epoch')}"
+        evaluated = f"evaluated every {plan.eval_every} epochs"
+        if plan.eval_every == 1:
+            evaluated = "evaluated after every epoch"
         if not interval or interval >= plan.total_steps:
             evaluated = "evaluated at the end"
         corrected = ", corrected" if self.plans else ""
