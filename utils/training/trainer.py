@@ -280,7 +280,7 @@ class Trainer:
             self.log.planned(self._position(), new, samples, look.line)
         if look.rehearses:  # a resumed run goes on with the plan
             start = self.clock.seconds_total
-            self.save()
+            self.save(phase="other")  # no advice on --save_every follows from it
             self.saver.wait()
             saved = self.clock.seconds_total
             timing.rehearse_report()
@@ -431,8 +431,9 @@ class Trainer:
 
     # ---- saving and resuming ------------------------------------------------------------------
 
-    def save(self, final: bool = False) -> None:
-        """Saves a checkpoint of this step; `final`: waits until it is on disk (see Saver)."""
+    def save(self, final: bool = False, phase: str = "checkpoint") -> None:
+        """Saves a checkpoint of this step; `final`: waits until it is on disk (see Saver). `phase`:
+        whose time it is."""
         self.times.mark("other")
         self.enter("saving")
         self.steps.strategy.make_equal()
@@ -442,7 +443,7 @@ class Trainer:
         if self.mixing_control is not None:
             self.progress.mixing = self.mixing_control.state_dict()
         self.saver.save(self.steps.snapshot(), self.progress.best_step, final)
-        self.times.mark("checkpoint")
+        self.times.mark(phase)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restores model, optimizer, random states and position."""
