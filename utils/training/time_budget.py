@@ -26,6 +26,8 @@ TOLERANCE = 0.1
 EVALUATIONS = 0.1  # the most of the time that evaluations take before the last step
 REPORT_SECONDS = 4.0  # that the report is thought to take before it is rehearsed
 SLOWER = 1.5  # what was measured is thought to take up to so many times as long on a slower machine
+# An evaluation of more than a part of the time is estimated again after another part of it.
+LONG_EVALUATION, STALE = 0.03, 0.25
 # Kept free at the end: a fraction of the time, but no more than so many seconds.
 MARGIN, MARGIN_SECONDS = 0.015, 20.0
 
@@ -49,6 +51,7 @@ class Look(NamedTuple):
     plan: TimePlan | None = None  # a new one
     line: str = ""  # about it
     refusal: str = ""  # why the run cannot go on
+    estimates: bool = False  # whether an evaluation is to be estimated before another look
     rehearses: bool = False  # whether a checkpoint and the report are to be written, and timed
 
 
@@ -60,7 +63,7 @@ class Cost:
     per_step: float | None = None
 
     def when(self, per_step: float) -> float:
-        """What it takes when a step takes `per_step`; a machine that is slower slows all down."""
+        """What it takes when a step takes `per_step`: a slower machine slows down all."""
         self.per_step = self.per_step or per_step
         slower = per_step / self.per_step if self.per_step else 1.0
         return self.seconds * min(SLOWER, max(1.0, slower))
@@ -109,6 +112,7 @@ class TimeBudget:
         self.save: Cost | None = None
         self.report = Cost(REPORT_SECONDS)
         self._per_step: float | None = None
+        self._evaluated_at = 0.0
         self._others = 0.0  # seconds of this process that were not spent on steps
         # (step, seconds spent on steps) at each look, after the first step, which compiles.
         self._marks: list[tuple[int, float]] = []
@@ -133,10 +137,10 @@ class TimeBudget:
     def _now(self, cost: Cost | None) -> float:
         return 0.0 if cost is None else cost.when(self._per_step or 0.0)
 
-    def evaluated(self, seconds: float) -> None:
-        """To be called after an evaluation."""
-        self.evaluation = Cost(seconds, self._per_step)
-        self._others += seconds
+    def evaluated(self, seconds: float, spent: float | None = None) -> None:
+        """To be called after an evaluation, or after an estimate that took `spent` seconds."""
+        self.evaluation, self._evaluated_at = Cost(seconds, self._per_step), self.elapsed()
+        self._others += seconds if spent is None else spent
 
     def rehearsed(self, save: float, report: float) -> None:
         """To be called with the seconds that a checkpoint and the report have taken."""
@@ -153,13 +157,18 @@ class TimeBudget:
             self._marks = [(step, self.elapsed() - self._others)]
             self._known_after = KNOWN_FRACTION * max(self.left, 0.0)
             return Look(step + 1)
-        self._marks.append((step, self.elapsed() - self._others))
+        if self._marks[-1][0] < step:
+            self._marks.append((step, self.elapsed() - self._others))
         plan = self.plans[-1] if self.plans else None
         ahead = plan.total_steps - step if plan else self.most_steps
         if not self._is_known():
             return Look(step + max(1, min(step - self._marks[0][0], ahead // LOOKS)))
         per_step, rehearses = self._step_seconds(ahead), self.save is None
         self._per_step, evaluation = per_step, self._now(self.evaluation)
+        is_long = self.end_evaluations * evaluation > LONG_EVALUATION * self.seconds
+        is_stale = is_long and self.elapsed() - self._evaluated_at > STALE * self.seconds
+        if self.evaluation is None or is_stale:
+            return Look(step, estimates=True)
 
         def needed(total: int, every: int) -> float:
             evaluations = self._evaluations(step, total, every)

@@ -263,11 +263,18 @@ class Trainer:
         """Plans how many steps there are time for, or corrects the plan. Collective."""
         progress, budget = self.progress, timing.budget
         self.clock.pause()
-        if budget.evaluation is None:
-            budget.evaluated(timing.evaluation_seconds())
+
+        def agreed_look() -> Look:
+            look = budget.look(progress.step, self.steps.settling)
+            return Look(*self.steps.exchange.gather_json(look)[0])
+
+        look = agreed_look()
+        if look.estimates:
+            start = self.clock.seconds_total
+            estimate = timing.evaluation_seconds()
+            budget.evaluated(estimate, self.clock.seconds_total - start)
             self.prepare(epoch)  # the evaluation has changed the mode of what is frozen, too
-        look = budget.look(progress.step, self.steps.settling)
-        look = Look(*self.steps.exchange.gather_json(look)[0])
+            look = agreed_look()
         if look.refusal:
             raise TooShort(look.refusal)
         budget.take(look)
