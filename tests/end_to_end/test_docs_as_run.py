@@ -28,6 +28,7 @@ from tuning.search import Search
 from utils.launch import launcher as launch
 from utils.models.resnet import ResNet
 from utils.settings.config import parse
+from utils.start.command import main as train
 from utils.training.hardware import FIGURES
 from utils.training.times import PHASES
 
@@ -113,6 +114,9 @@ def test_commands_run(workplace, block):
         command = re.sub(r"step-\d{8}", newest("runs/my_run").name, line)
         if command.startswith("python ") and command.split()[1] in ENTRIES:
             _run_entry(workplace, command)
+        elif command.startswith("python train.py "):
+            short = ["--max_steps", "1", "--threads", "1", "--device", "cpu", "--workers", "0"]
+            assert train([*shlex.split(command)[2:], *short], "") == 0
         elif "bash run_distributed.sh" in command:
             _prepare_launch(command)
         elif command.startswith("bash tuning/"):
