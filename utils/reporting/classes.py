@@ -46,27 +46,35 @@ def write_class_report(matrix: np.ndarray, classes: list[str], folder: Path) -> 
 
 
 def summary_lines(matrix: np.ndarray, classes: list[str], count: int = 5) -> list[str]:
-    """For the console: the worst classes and the most frequent confusions, `count` of each."""
+    """For the console: the worst classes and the most frequent confusions, `count` of each. None
+    of two classes, or where nothing is confused."""
+    pairs = confusions(matrix, count)
+    if len(classes) <= 2 or not pairs:
+        return []
     recall = class_scores(margins(matrix))["recall"]
     measured = np.flatnonzero(~np.isnan(recall))
-    if not measured.size:
-        return []
     # The worst first; among equally bad ones, the more frequent first.
     order = np.lexsort((-matrix.sum(1)[measured], recall[measured]))
     worst = [f"{short_name(classes[i])} {100 * recall[i]:.1f} %" for i in measured[order][:count]]
-    lines = [f"worst classes of {len(measured)}: {', '.join(worst)}"]
-    wrong = matrix - np.diag(matrix.diagonal())
-    pairs = np.argsort(-wrong, axis=None, kind="stable")[:count]
-    confusions = [
+    told = ", ".join(
         f"{short_name(classes[i])} taken for {short_name(classes[j])} ({counted(number, 'time')})"
-        for i, j in zip(*np.unravel_index(pairs, wrong.shape), strict=True)
-        if (number := int(wrong[i, j]))
+        for i, j, number in pairs
+    )
+    lines = [
+        f"worst classes of {len(measured)}: {', '.join(worst)}",
+        f"most frequent confusions: {told}",
     ]
-    if confusions:
-        lines.append(f"most frequent confusions: {', '.join(confusions)}")
     if len(measured) < len(classes):
         lines.append(f"without samples: {len(classes) - len(measured)} of {len(classes)} classes")
     return lines
+
+
+def confusions(matrix: np.ndarray, count: int) -> list[tuple[int, int, int]]:
+    """(true, predicted, times) of the most frequent confusions, `count` at most."""
+    wrong = matrix - np.diag(matrix.diagonal())
+    cells = np.argsort(-wrong, axis=None, kind="stable")[:count]
+    pairs = zip(*np.unravel_index(cells, wrong.shape), strict=True)
+    return [(int(i), int(j), int(wrong[i, j])) for i, j in pairs if wrong[i, j]]
 
 
 # ---- tables -----------------------------------------------------------------------------------

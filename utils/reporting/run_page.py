@@ -17,10 +17,11 @@ from ..measures.outcomes import Outcomes
 from ..measures.table import MEASURES, Measure, known_measure
 from ..plural import counted
 from .answers import SampleNames
-from .classes import CLASSES_WITH_NUMBERS
+from .classes import CLASSES_WITH_NUMBERS, confusions
 from .console import duration
 from .page import COLOURS, plot, write_page
 from .recorded import RecordedRun, read_runs
+from .run_folder import PAGE
 
 SHOWN = 24  # mistakes
 SIDE = 128  # pixels of the longer side of a picture
@@ -51,6 +52,7 @@ def write_run_page(
     (run,) = read_runs([folder])
     drawn = is_installed("matplotlib")
     findings = find(outcomes, SHOWN)
+    confused = [] if findings.matrix is None else confusions(findings.matrix, CONFUSIONS)
     context = {
         "title": title,
         "result": _result(run, "picture" if names.picture else "text"),
@@ -59,7 +61,7 @@ def write_run_page(
         "mistakes": _mistakes(findings, names, classes, folder),
         "pictures": names.picture is not None,
         "matrix": _matrix(findings.matrix, classes),
-        "confusions": _confusions(findings.matrix, classes),
+        "confusions": [(classes[i], classes[j], times) for i, j, times in confused],
         "classes": _classes(findings.matrix, classes),
         "curves": _curves(run) if drawn else [],
         "calibration": _calibration(findings.bins) if drawn else None,
@@ -74,7 +76,7 @@ def write_run_page(
         "command": _command(run, folder),
         "facts": _facts(run),
     }
-    write_page(folder / "report.html", "report.html", **context)
+    write_page(folder / PAGE, "report.html", **context)
 
 
 # ---- the result ---------------------------------------------------------------------------------
@@ -205,16 +207,6 @@ def _matrix(matrix: np.ndarray | None, classes: Sequence[str]) -> list[dict] | N
         cells = [{"count": count, "part": round(0.62 * count / total, 3)} for count in row]
         rows.append({"name": name, "cells": cells})
     return rows
-
-
-def _confusions(matrix: np.ndarray | None, classes: Sequence[str]) -> list[tuple[str, str, int]]:
-    """(true, predicted, times) of the most frequent ones."""
-    if matrix is None:
-        return []
-    wrong = matrix - np.diag(matrix.diagonal())
-    pairs = np.argsort(-wrong, axis=None, kind="stable")[:CONFUSIONS]
-    places = zip(*np.unravel_index(pairs, wrong.shape), strict=True)
-    return [(classes[i], classes[j], int(wrong[i, j])) for i, j in places if wrong[i, j]]
 
 
 def _classes(matrix: np.ndarray | None, classes: Sequence[str]) -> list[tuple[str, ...]]:

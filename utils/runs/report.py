@@ -13,12 +13,15 @@ from ..errors import UserError
 from ..files import reason, replace_file
 from ..launch.signals import StoppedBySignal
 from ..machine.packages import is_installed
+from ..measures.findings import MOST_IN_MATRIX, find
+from ..measures.outcomes import Outcomes
 from ..plural import counted
 from ..reporting.answers import write_evaluated, write_splits
 from ..reporting.classes import draw_mean_lambda, summary_lines, write_class_report
 from ..reporting.console import duration, epoch_text
 from ..reporting.metrics import to_json
 from ..reporting.plots import draw_curves, save_figure
+from ..reporting.run_folder import PAGE
 from ..reporting.run_page import write_run_page
 from ..tasks.task import Task
 from ..training.evaluation import Evaluation
@@ -77,7 +80,7 @@ class Report:
             split = self.trainer.plan.eval_split
             entries, verdict = compare(self.run, trainer, self.ready, evaluation, split)
             self._write(status, None, entries)
-            page = self._write_page(evaluation, split)
+            page = self._write_answers(evaluation, split)
             text = evaluation.in_words(evaluation.intervals()) + verdict
             self.say(f"validation {text}, after {self._time_text()}: {page}")
             return
@@ -85,9 +88,6 @@ class Report:
         best = self._measure_best(test)
         uses_best = best is not None and settings.use != "last"
         model = best if best is not None and uses_best else test
-        if settings.report:
-            leads = self.run.leads
-            report_classes(model, self.classes, self.folder.report, self.say, writes=leads)
         which = "best" if uses_best else "average" if settings.ema_decay else "last"
         further = _prefixed("flip_test", test.flip_figures) | {
             "model_weights": which,
@@ -102,7 +102,7 @@ class Report:
         self._write(status, test.figures, further | entries)
         if settings.flip_test:
             self.say(flip_text(test))
-        page = self._write_page(model, "test")
+        page = self._write_answers(model, "test")
         finite = model.loss is not None and math.isfinite(model.loss)
         note = "" if finite else " (the loss is not finite)"
         if best is not None and progress.best_step != progress.step:
@@ -115,20 +115,15 @@ class Report:
             f"{verdict}, after {self._time_text()}: {page}"
         )
 
-    def _write_page(self, evaluation: Evaluation, split: str) -> Path:
-        """Writes evaluated.csv and report.html; returns the page, or the run's folder if it is not
-        written, of which a line tells. A failure costs no more than that."""
-        folder, task, outcomes = self.folder.path, self.ready.task, evaluation.outcomes
+    def _write_answers(self, evaluation: Evaluation, split: str) -> Path:
+        """Writes evaluated.csv, the class report and report.html; returns the page, or the run's
+        folder if it is not written. A failure costs no more than that, and a line."""
+        task, outcomes = self.ready.task, evaluation.outcomes
         report_samples(evaluation, task, split, self.folder.evaluated, self.run)
-        if outcomes is None or outcomes.failure or not self.run.leads:
-            return folder
-        title = f"{self.run.model_name} on {self.run.data_name}"
-        try:
-            write_run_page(folder, title, self.classes, outcomes, task.names[split])
-        except (OSError, UserError) as error:
-            self.say(f"{self.folder.page} is not written: {_why(error)}")
-            return folder
-        return self.folder.page
+        if not self.settings.report or not has_answers(outcomes, self.run):
+            return self.folder.path
+        report_classes(outcomes, self.classes, self.folder.report, self.say)
+        return write_page(self.run, self.folder.path, task, outcomes, split)
 
     def _measure_last(self) -> Evaluation:
         """Of the last weights, or of their moving average."""
@@ -150,7 +145,8 @@ class Report:
         is there. Collective."""
         if (evaluation := self.trainer.evaluation) is not None:
             return evaluation.outcomes is not None
-        there = self.folder.evaluated.exists() and not self.settings.report
+        wanted = self.folder.page if self.settings.report else self.folder.evaluated
+        there = wanted.exists()
         return self.run.exchange.gather_json(there)[0]
 
     def _evaluated(self) -> Evaluation:
@@ -203,8 +199,7 @@ class Report:
     def _measure_test_set(self) -> Evaluation:
         """Of the weights that the model holds."""
         loader, flip = self.ready.task.test, self.settings.flip_test
-        report = self.settings.report
-        result = measure_split(self.run, self.ready, loader, report, flip, records=True)
+        result = measure_split(self.run, self.ready, loader, flip, records=True)
         if result is None:  # a signal; the finished run is saved already
             self._write("interrupted")
             raise StoppedBySignal(
@@ -323,25 +318,38 @@ def _prefixed(prefix: str, figures: dict, but: tuple[str, ...] = ("samples",)) -
     return {f"{prefix}_{key}": value for key, value in figures.items() if key not in but}
 
 
+def has_answers(outcomes: Outcomes | None, run: Run) -> bool:
+    """Whether they were recorded, and this rank is the one that writes."""
+    return outcomes is not None and outcomes.failure is None and run.leads
+
+
 def report_classes(
-    evaluation: Evaluation,
-    classes: list[str],
-    folder: Path,
-    say: Callable[[str], None],
-    *,
-    writes: bool,
+    outcomes: Outcomes, classes: list[str], folder: Path, say: Callable[[str], None]
 ) -> None:
-    """Says which classes are worst; if this process `writes`, puts the report into `folder`."""
-    for line in summary_lines(evaluation.confusion, classes):
-        say(line)
-    if not writes:
-        return
+    """Says which classes are worst, and writes the class report into the folder."""
     try:
+        matrix = find(outcomes, 0).matrix
+        if matrix is None:
+            say(f"the class report is left out: it is for {MOST_IN_MATRIX:,} classes at most")
+            return
+        for line in summary_lines(matrix, classes):
+            say(line)
         folder.mkdir(parents=True, exist_ok=True)
-        write_class_report(evaluation.confusion, classes, folder)
-        say(f"accuracy of each class and confusion matrix: {folder}")
+        write_class_report(matrix, classes, folder)
     except OSError as error:
-        say(f"{folder}: {reason(error)}; the report is not complete")
+        say(f"{folder}: {reason(error)}; the class report is not complete")
+
+
+def write_page(run: Run, folder: Path, task: Task, outcomes: Outcomes, split: str) -> Path:
+    """Writes report.html into the folder of a run; returns the page, or the folder if it is not
+    written, of which a line tells."""
+    page, title = folder / PAGE, f"{run.model_name} on {run.data_name}"
+    try:
+        write_run_page(folder, title, task.data.classes, outcomes, task.names[split])
+    except (OSError, UserError) as error:
+        run.console.say(f"{page} is not written: {_why(error)}")
+        return folder
+    return page
 
 
 def report_samples(evaluation: Evaluation, task: Task, split: str, path: Path, run: Run) -> None:
