@@ -18,6 +18,7 @@ from ..launch.signals import StoppedBySignal
 from ..plural import counted
 from ..reporting.recorded import read_runs
 from ..reporting.run_folder import EVALUATED, REPORT, default_path
+from ..runs.baseline import FRACTION
 from ..runs.prepare import kept_modules, measure_split, prepare
 from ..runs.report import flip_text, has_answers, report_classes, report_samples, write_page
 from ..runs.resume import which_weights
@@ -201,7 +202,8 @@ def evaluate_only(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> None:
             if checkpoint is not None and place == folder / REPORT:
                 (recorded,) = read_runs([folder])
                 if recorded.summary.get("model_step") == checkpoint.step:
-                    write_page(run, folder, ready.task, outcomes, split)
+                    seconds = FRACTION * recorded.summary["seconds_total"]
+                    write_page(run, folder, ready.task, outcomes, split, seconds)
     split = "validation " if split == "val" else "" if other else "test "
     run.console.say(
         f"{what}: {split}loss {result.loss:.4f}, {split}{result.in_words(result.intervals())} on "

@@ -4,7 +4,8 @@ import base64
 import io
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from ..machine.packages import is_installed
 from ..measures.compute import class_scores, margins
-from ..measures.findings import Findings, find
+from ..measures.findings import Mistake, find
 from ..measures.outcomes import Outcomes
 from ..measures.table import MEASURES, Measure, known_measure
 from ..plural import counted
@@ -23,7 +24,7 @@ from .page import COLOURS, plot, write_page
 from .recorded import RecordedRun, read_runs
 from .run_folder import PAGE
 
-SHOWN = 24  # mistakes
+SHOWN, COPIES = 24, 12  # mistakes, pairs that are nearly the same
 SIDE = 128  # pixels of the longer side of a picture
 LISTED = 200  # classes in the table of classes, the worst ones of more
 CONFUSIONS = 12  # of many classes, the most frequent ones
@@ -37,13 +38,35 @@ PHASES = {
 SPLITS = {"test": "test", "val": "validation", "train": "training"}
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a page tells of the data.
+
+    Attributes:
+        names, labels: of each split, "train", "val" or "test", its samples and their classes,
+            (samples,) int64.
+        split: the one that the run was measured on.
+        notes: what loading them has found.
+        copies: (sample of `split`, training sample) that are nearly the same.
+        batch: returns samples of the first training batch: pictures, (height, width, channels)
+            uint8, or texts.
+    """
+
+    names: Mapping[str, SampleNames]
+    labels: Mapping[str, np.ndarray]
+    split: str
+    notes: Sequence[str]
+    copies: Sequence[tuple[int, int]]
+    batch: Callable[[], Sequence]
+
+
 def write_run_page(
-    folder: Path, title: str, classes: Sequence[str], outcomes: Outcomes, names: SampleNames
+    folder: Path, title: str, classes: Sequence[str], outcomes: Outcomes, seen: Seen
 ) -> None:
     """Writes report.html into the folder of a run, whose summary, metrics and log are there.
 
     Args:
-        outcomes: of the split that the run was measured on, and `names` of its samples.
+        outcomes: of the split that the run was measured on.
 
     Raises:
         OSError: a file cannot be read or written.
@@ -51,14 +74,20 @@ def write_run_page(
     """
     (run,) = read_runs([folder])
     drawn = is_installed("matplotlib")
-    findings = find(outcomes, SHOWN)
+    findings, names = find(outcomes, SHOWN), seen.names[seen.split]
+    (mistakes,) = _shown((findings.mistakes,), names, classes, folder)
     confused = [] if findings.matrix is None else confusions(findings.matrix, CONFUSIONS)
     context = {
         "title": title,
         "result": _result(run, "picture" if names.picture else "text"),
         "baselines": _baselines(run),
         "wins": run.summary.get("baseline_wins"),
-        "mistakes": _mistakes(findings, names, classes, folder),
+        "mistakes": mistakes,
+        "copies": _copies(seen, classes, folder),
+        "copied": f"{len(seen.copies):,}",
+        "splits": _splits(seen, classes),
+        "found": seen.notes,
+        "batch": [data_address(one) if names.picture else one for one in seen.batch()],
         "pictures": names.picture is not None,
         "matrix": _matrix(findings.matrix, classes),
         "confusions": [(classes[i], classes[j], times) for i, j, times in confused],
@@ -66,7 +95,7 @@ def write_run_page(
         "curves": _curves(run) if drawn else [],
         "calibration": _calibration(findings.bins) if drawn else None,
         "phases": _phases(run),
-        "notes": _notes(folder / "log.txt"),
+        "notes": [line for line in _notes(folder / "log.txt") if line not in seen.notes],
         "settings": [
             (name, value, origin)
             for name, (value, origin) in run.settings.items()
@@ -151,16 +180,16 @@ def _command(run: RecordedRun, folder: Path) -> str:
 # ---- mistakes -----------------------------------------------------------------------------------
 
 
-def _mistakes(
-    findings: Findings, names: SampleNames, classes: Sequence[str], folder: Path
-) -> list[dict]:
-    """What the page shows of each: its picture or text, its name, and a link to its file."""
-    wanted = {mistake.sample for mistake in findings.mistakes}
+def _shown(
+    lists: Sequence[Sequence[Mistake]], names: SampleNames, classes: Sequence[str], folder: Path
+) -> list[list[dict]]:
+    """What the page shows of each sample: its picture or text, its name, and a link to its file."""
+    wanted = {mistake.sample for mistakes in lists for mistake in mistakes}
     cells = {place: found for place, found in enumerate(names.cells()) if place in wanted}
     texts = enumerate(names.texts()) if names.texts else ()
     text_of = {place: found for place, found in texts if place in wanted}
-    rows = []
-    for mistake in findings.mistakes:
+
+    def row(mistake: Mistake) -> dict:
         what = dict(zip(names.columns, cells[mistake.sample], strict=True))
         told = [f"{name} {value}" for name, value in what.items() if name != "file"]
         link, path = None, what.get("file")
@@ -172,12 +201,40 @@ def _mistakes(
         text = text_of.get(mistake.sample)
         if text is not None and len(text) > LONGEST:
             text = f"{text[:LONGEST]} …"
-        rows.append({
+        return {
             "name": ", ".join(told), "link": link, "text": text,
             "picture": names.picture and data_address(names.picture(mistake.sample)),
             "true": classes[mistake.true], "predicted": classes[mistake.predicted],
             "sure": f"{100 * mistake.probability:.1f} %",
-        })  # fmt: skip
+        }  # fmt: skip
+
+    return [[row(mistake) for mistake in mistakes] for mistakes in lists]
+
+
+# ---- data ---------------------------------------------------------------------------------------
+
+
+def _copies(seen: Seen, classes: Sequence[str], folder: Path) -> list[tuple[dict, ...]]:
+    """What the page shows of near copies, (evaluated, training sample), those of two classes
+    first."""
+    splits = seen.split, "train"
+    tested, trained = (seen.labels[name] for name in splits)
+    pairs = sorted(seen.copies, key=lambda pair: tested[pair[0]] == trained[pair[1]])[:COPIES]
+    sides = []
+    for name, samples in zip(splits, zip(*pairs, strict=True), strict=False):
+        labels = seen.labels[name]
+        sides += _shown([[Mistake(i, labels[i], labels[i], 1.0) for i in samples]],
+                        seen.names[name], classes, folder)  # fmt: skip
+    return [*zip(*sides, strict=True)]
+
+
+def _splits(seen: Seen, classes: Sequence[str]) -> list[tuple[str, ...]]:
+    """(split, samples, its largest class, its smallest class)."""
+    rows = []
+    for name, labels in seen.labels.items():
+        counts = np.bincount(labels, minlength=len(classes))
+        ends = [f"{classes[i]} ({counts[i]:,})" for i in (counts.argmax(), counts.argmin())]
+        rows.append((SPLITS[name], f"{len(labels):,}", *ends))
     return rows
 
 

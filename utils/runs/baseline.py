@@ -45,10 +45,10 @@ def compare(
 
     Returns entries of the summary, and for the run's last line that a baseline is better, or "".
     """
+    if run.watch is not None and run.leads:
+        run.watch.close()  # the other ranks are done, and this one takes its time
     if not (run.settings.baseline and run.leads):
         return {}, ""
-    if run.watch is not None:
-        run.watch.close()  # the other ranks are done, and this one takes its time
     measures, model = ready.measures, ready.task.simple_model
     found: dict[str, dict | None] = {"baseline": None, "majority": None}
     baselines = Baselines(model, measures, split, FRACTION * trainer.clock.seconds_total)

@@ -1,6 +1,7 @@
 """What a run says and leaves at its end: figures on the test set, summary.json, curves.png."""
 
 import contextlib
+import functools
 import math
 import platform
 from collections.abc import Callable, Iterator
@@ -22,12 +23,14 @@ from ..reporting.console import duration, epoch_text
 from ..reporting.metrics import to_json
 from ..reporting.plots import draw_curves, save_figure
 from ..reporting.run_folder import PAGE
-from ..reporting.run_page import write_run_page
+from ..reporting.run_page import Seen, write_run_page
+from ..tasks.near_copies import near_copies
 from ..tasks.task import Task
 from ..training.evaluation import Evaluation
 from ..training.memory import peak_memory
 from ..training.trainer import Trainer
-from .baseline import compare
+from .baseline import FRACTION, compare
+from .batch_sheet import first_samples
 from .prepare import Ready, measure_split
 from .run import Run
 
@@ -123,7 +126,8 @@ class Report:
         if not self.settings.report or not has_answers(outcomes, self.run):
             return self.folder.path
         report_classes(outcomes, self.classes, self.folder.report, self.say)
-        return write_page(self.run, self.folder.path, task, outcomes, split)
+        seconds = FRACTION * self.trainer.clock.seconds_total
+        return write_page(self.run, self.folder.path, task, outcomes, split, seconds)
 
     def _measure_last(self) -> Evaluation:
         """Of the last weights, or of their moving average."""
@@ -340,12 +344,29 @@ def report_classes(
         say(f"{folder}: {reason(error)}; the class report is not complete")
 
 
-def write_page(run: Run, folder: Path, task: Task, outcomes: Outcomes, split: str) -> Path:
+def write_page(
+    run: Run, folder: Path, task: Task, outcomes: Outcomes, split: str, seconds: float
+) -> Path:
     """Writes report.html into the folder of a run; returns the page, or the folder if it is not
-    written, of which a line tells."""
+    written, of which a line tells. `seconds`: for near copies of training samples."""
     page, title = folder / PAGE, f"{run.model_name} on {run.data_name}"
+    labels = {name: one.labels for name, one in task.simple_model.splits.items()}
+    if task.test is task.val:
+        del labels["test"]
+    kind = "texts" if task.names[split].texts else "pictures"
     try:
-        write_run_page(folder, title, task.data.classes, outcomes, task.names[split])
+        copies = near_copies(task.simple_model, split, seconds, Path(run.settings.cache_dir))
+        told = f"whether {split} {kind} are near copies of training {kind} was not found in time"
+        if copies is not None:
+            told = f"{len(copies):,} of {len(labels[split]):,} {split} {kind} are nearly the same as "
+            told += f"training {kind}"
+        if copies:
+            told += ", which flatters the figures"
+            run.console.say(f"note: {told}: see {page}")
+        notes = [*(line.removeprefix("note: ") for line in task.data.notes), told]
+        draw = functools.partial(first_samples, task.train, task.card)
+        seen = Seen(task.names, labels, split, notes, copies or (), draw)
+        write_run_page(folder, title, task.data.classes, outcomes, seen)
     except (OSError, UserError) as error:
         run.console.say(f"{page} is not written: {_why(error)}")
         return folder

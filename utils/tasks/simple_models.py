@@ -68,12 +68,12 @@ class PixelModel:
         for split in (split for split in splits.values() if split.rows is not None):
             self.identity.append(hashlib.sha256(split.rows).hexdigest())
 
-    def inputs(self, split: str, index: np.ndarray) -> np.ndarray:
-        """(n, pixels) float64. UserError: a picture cannot be read."""
+    def inputs(self, split: str, index: np.ndarray, side: int = SIDE) -> np.ndarray:
+        """(n, pixels) float64, row by row. UserError: a picture cannot be read."""
         samples = self.splits[split]
         rows = index if samples.rows is None else samples.rows[index]
         if samples.encoded:
-            samples = samples.resized(SIDE)
+            samples = samples.resized(side)
         pictures = (Image.fromarray(samples.picture(row).squeeze()) for row in rows.tolist())
-        small = [one.resize((SIDE, SIDE), Image.Resampling.BOX) for one in pictures]
+        small = [one.resize((side, side), Image.Resampling.BOX) for one in pictures]
         return np.stack([np.asarray(one, float).ravel() for one in small])
