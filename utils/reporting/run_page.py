@@ -56,7 +56,7 @@ class Seen:
     labels: Mapping[str, np.ndarray]
     split: str
     notes: Sequence[str]
-    copies: Sequence[tuple[int, int]]
+    copies: Sequence[Sequence[int]]
     batch: Callable[[], Sequence]
 
 

@@ -23,7 +23,7 @@ from ..reporting.console import duration, epoch_text
 from ..reporting.metrics import to_json
 from ..reporting.plots import draw_curves, save_figure
 from ..reporting.run_folder import PAGE
-from ..reporting.run_page import Seen, write_run_page
+from ..reporting.run_page import SPLITS, Seen, write_run_page
 from ..tasks.near_copies import near_copies
 from ..tasks.task import Task
 from ..training.evaluation import Evaluation
@@ -354,11 +354,12 @@ def write_page(
     if task.test is task.val:
         del labels["test"]
     kind = "texts" if task.names[split].texts else "pictures"
+    tested = f"{SPLITS[split]} {kind}"
     try:
         copies = near_copies(task.simple_model, split, seconds, Path(run.settings.cache_dir))
-        told = f"whether {split} {kind} are near copies of training {kind} was not found in time"
+        told = f"whether {tested} are near copies of training {kind} was not found in time"
         if copies is not None:
-            told = f"{len(copies):,} of {len(labels[split]):,} {split} {kind} are nearly the same as "
+            told = f"{len(copies):,} of {len(labels[split]):,} {tested} are nearly the same as "
             told += f"training {kind}"
         if copies:
             told += ", which flatters the figures"

@@ -28,11 +28,11 @@ SIDE, CORRELATION = 16, 0.98
 # of those with which they share one of their RAREST tokens.
 SHARED, RAREST, TRIED = 0.8, 6, 5
 
-Pairs = list[tuple[int, int]]
+Pairs = list[list[int]]
 
 
 def near_copies(model, split: str, seconds: float, cache: Path) -> Pairs | None:
-    """(evaluated sample, training sample) of each evaluated one that has a near copy, from the
+    """[evaluated sample, training sample] of each evaluated one that has a near copy, from the
     folder `cache` if it is there. None: that would take longer than `seconds`.
 
     Args:
@@ -47,9 +47,8 @@ def near_copies(model, split: str, seconds: float, cache: Path) -> Pairs | None:
     def found() -> Pairs:
         alike = _alike_texts if isinstance(model, WordModel) else _alike_pictures
         indices = [_spread(len(model.splits[name])) for name in (split, "train")]
-        return [
-            (int(indices[0][i]), int(indices[1][j])) for i, j in alike(model, split, indices, in_time)
-        ]
+        pairs = alike(model, split, indices, in_time)
+        return [[int(indices[0][i]), int(indices[1][j])] for i, j in pairs]
 
     content = json.dumps([VERSION, model.title, model.identity, split])
     key = hashlib.sha256(content.encode()).hexdigest()
