@@ -43,7 +43,6 @@ SAID = {
     "--eval_data": " samples of ",
 }
 SAID_BESIDES = {
-    "--report": "worst classes",
     "--profile": "trace.json.gz",
     "--val_fraction": "best on the validation split",
     "--model convnext_tiny --pretrained": "head of 1000 classes replaced by one of 2",
@@ -53,8 +52,7 @@ SAID_BESIDES = {
 }
 # Files of a training run, always or with this flag.
 LEFT = {
-    "": "summary.json",
-    "--report": "report/per_class.csv",
+    "": "report/per_class.csv",
     "--profile": "trace.json.gz",
     "--wandb": "wandb/run_id",
 }
@@ -209,7 +207,7 @@ def test_cifar_stem_in_torchvision():
 def full_run(workplace) -> Path:
     """A run with all files that there can be, except those of wandb."""
     entry = "python resnet50_test.py"
-    flags = "--dataset shapes --val_fraction 0.1 --ema_decay 0.9 --report --profile --flip_test"
+    flags = "--dataset shapes --val_fraction 0.1 --ema_decay 0.9 --profile --flip_test"
     flags += " --meta_learning --meta_every 1 --log_clean_accuracy --output runs/full"
     assert run(f"{entry} {flags} {SHORT} {SMALL['resnet50_test.py']} --max_steps 3").code == 0
     assert run(f"{entry} --resume runs/full --export safetensors").code == 0

@@ -36,7 +36,8 @@ def test_resume_without_a_name_may_stand_in_yaml(make_run, write):
 def test_an_earlier_run_has_the_report_unless_it_was_switched_off(came, kept, make_run):
     """It was off by default."""
     config = make_run("--no_report") / "config.yaml"
-    config.write_text(config.read_text().replace("report: false  # command line", f"report: false  # {came}"))
+    line = "report: false  # "
+    config.write_text(config.read_text().replace(f"{line}command line", f"{line}{came}"))
     assert settings_of("--resume", config.parent).report is kept
 
 

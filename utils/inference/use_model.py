@@ -20,7 +20,7 @@ from ..reporting.recorded import read_runs
 from ..reporting.run_folder import EVALUATED, REPORT, default_path
 from ..runs.baseline import FRACTION
 from ..runs.prepare import kept_modules, measure_split, prepare
-from ..runs.report import flip_text, has_answers, report_classes, report_samples, write_page
+from ..runs.report import flip_text, report_classes, report_samples, write_page
 from ..runs.resume import which_weights
 from ..runs.run import Run
 from ..settings.config import DEFAULT
@@ -195,15 +195,13 @@ def evaluate_only(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> None:
     if report:
         folder = folder or default_path(run.model_name, run.data_name)
         place = _report_folder(run.settings, folder, checkpoint)
-        report_samples(result, task, split, place / EVALUATED, run)
-        if has_answers(outcomes := result.outcomes, run):
+        outcomes = report_samples(result, task, split, place / EVALUATED, run)
+        if outcomes is not None:
             report_classes(outcomes, classes, place, run.console.say)
             run.console.say(f"answers to all samples, and the class report: {place}")
-            if checkpoint is not None and place == folder / REPORT:
-                (recorded,) = read_runs([folder])
-                if recorded.summary.get("model_step") == checkpoint.step:
-                    seconds = FRACTION * recorded.summary["seconds_total"]
-                    write_page(run, folder, ready.task, outcomes, split, seconds)
+            summary = {} if checkpoint is None or other else read_runs([folder])[0].summary
+            if checkpoint is not None and summary.get("model_step") == checkpoint.step:
+                write_page(run, folder, task, outcomes, split, FRACTION * summary["seconds_total"])
     split = "validation " if split == "val" else "" if other else "test "
     run.console.say(
         f"{what}: {split}loss {result.loss:.4f}, {split}{result.in_words(result.intervals())} on "

@@ -1,18 +1,17 @@
 """The report on classes: scores of each, the confusion matrix, and plots of pairs of classes."""
 
 import csv
-import io
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..files import replace_file
 from ..machine.packages import is_installed
 from ..measures.compute import class_scores, margins
 from ..plural import counted
+from .answers import table_file
 from .csv_fields import safe_text
 from .plots import save_figure
 
@@ -34,13 +33,14 @@ def write_class_report(matrix: np.ndarray, classes: list[str], folder: Path) -> 
         folder: where the files go.
 
     Raises:
-        OSError: a file cannot be written.
+        UserError: a file cannot be written; or OSError.
     """
-    folder = Path(folder)
-    replace_file(folder / "per_class.csv", _table(_per_class(matrix, classes)))
-    header = ["true class \\ predicted", *map(safe_text, classes)]
-    rows = ([safe_text(name), *row] for name, row in zip(classes, matrix.tolist(), strict=True))
-    replace_file(folder / "confusion.csv", _table([header, *rows]))
+    header = ["true class \\ predicted", *classes]
+    rows = ([name, *row] for name, row in zip(classes, matrix.tolist(), strict=True))
+    tables = {"per_class.csv": class_rows(matrix, classes), "confusion.csv": [header, *rows]}
+    for name, lines in tables.items():
+        with table_file(folder / name) as file:
+            csv.writer(file).writerows([safe_text(str(cell)) for cell in line] for line in lines)
     if is_installed("matplotlib"):
         save_figure(draw_confusions(matrix, classes), folder / "confusion.png")
 
@@ -80,7 +80,8 @@ def confusions(matrix: np.ndarray, count: int) -> list[tuple[int, int, int]]:
 # ---- tables -----------------------------------------------------------------------------------
 
 
-def _per_class(matrix: np.ndarray, classes: list[str]) -> list[list]:
+def class_rows(matrix: np.ndarray, classes: Sequence[str]) -> list[list]:
+    """The head of a table of classes, and a row for each."""
     scores = class_scores(margins(matrix))
     wrong = matrix - np.diag(matrix.diagonal())
     names = ["class", "samples", "recall", "precision", "f1", "most often taken for", "times"]
@@ -89,20 +90,13 @@ def _per_class(matrix: np.ndarray, classes: list[str]) -> list[list]:
         other = int(wrong[i].argmax())
         times = int(wrong[i, other])
         rows.append([
-            safe_text(name),
+            name,
             int(matrix[i].sum()),
             *("" if np.isnan(scores[key][i]) else f"{scores[key][i]:.4f}"
               for key in ("recall", "precision", "f1")),
-            *((safe_text(classes[other]), times) if times else ("", "")),
+            *((classes[other], times) if times else ("", "")),
         ])  # fmt: skip
     return rows
-
-
-def _table(rows) -> bytes:
-    """CSV (RFC 4180), with a byte-order mark, since Excel takes UTF-8 without one for Latin-1."""
-    text = io.StringIO(newline="")
-    csv.writer(text).writerows(rows)
-    return text.getvalue().encode("utf-8-sig", errors="backslashreplace")
 
 
 # ---- plots ------------------------------------------------------------------------------------

@@ -12,13 +12,12 @@ from urllib.parse import quote
 import numpy as np
 
 from ..machine.packages import is_installed
-from ..measures.compute import class_scores, margins
 from ..measures.findings import Mistake, find
 from ..measures.outcomes import Outcomes
 from ..measures.table import MEASURES, Measure, known_measure
 from ..plural import counted
 from .answers import SampleNames
-from .classes import CLASSES_WITH_NUMBERS, confusions
+from .classes import CLASSES_WITH_NUMBERS, class_rows, confusions
 from .console import duration
 from .page import COLOURS, plot, write_page
 from .recorded import RecordedRun, read_runs
@@ -43,13 +42,11 @@ class Seen:
     """What a page tells of the data.
 
     Attributes:
-        names, labels: of each split, "train", "val" or "test", its samples and their classes,
-            (samples,) int64.
+        names, labels: by split, "train", "val" or "test"; labels are (samples,) int64.
         split: the one that the run was measured on.
-        notes: what loading them has found.
+        notes: lines for the user.
         copies: (sample of `split`, training sample) that are nearly the same.
-        batch: returns samples of the first training batch: pictures, (height, width, channels)
-            uint8, or texts.
+        batch: draws the first training batch: pictures as of SampleNames, or texts.
     """
 
     names: Mapping[str, SampleNames]
@@ -75,8 +72,8 @@ def write_run_page(
     (run,) = read_runs([folder])
     drawn = is_installed("matplotlib")
     findings, names = find(outcomes, SHOWN), seen.names[seen.split]
-    (mistakes,) = _shown((findings.mistakes,), names, classes, folder)
     confused = [] if findings.matrix is None else confusions(findings.matrix, CONFUSIONS)
+    (mistakes,) = _shown((findings.mistakes,), names, classes, folder)
     context = {
         "title": title,
         "result": _result(run, "picture" if names.picture else "text"),
@@ -85,8 +82,7 @@ def write_run_page(
         "mistakes": mistakes,
         "copies": _copies(seen, classes, folder),
         "copied": f"{len(seen.copies):,}",
-        "splits": _splits(seen, classes),
-        "found": seen.notes,
+        "found": [*_splits(seen.labels, classes), *seen.notes],
         "batch": [data_address(one) if names.picture else one for one in seen.batch()],
         "pictures": names.picture is not None,
         "matrix": _matrix(findings.matrix, classes),
@@ -217,25 +213,22 @@ def _shown(
 def _copies(seen: Seen, classes: Sequence[str], folder: Path) -> list[tuple[dict, ...]]:
     """What the page shows of near copies, (evaluated, training sample), those of two classes
     first."""
-    splits = seen.split, "train"
-    tested, trained = (seen.labels[name] for name in splits)
-    pairs = sorted(seen.copies, key=lambda pair: tested[pair[0]] == trained[pair[1]])[:COPIES]
+    splits, labels = (seen.split, "train"), seen.labels
+    pairs = sorted(seen.copies, key=lambda p: labels[splits[0]][p[0]] == labels["train"][p[1]])
     sides = []
-    for name, samples in zip(splits, zip(*pairs, strict=True), strict=False):
-        labels = seen.labels[name]
-        sides += _shown([[Mistake(i, labels[i], labels[i], 1.0) for i in samples]],
-                        seen.names[name], classes, folder)  # fmt: skip
+    for name, samples in zip(splits, zip(*pairs[:COPIES], strict=True), strict=False):
+        shown = [[Mistake(i, labels[name][i], labels[name][i], 1.0) for i in samples]]
+        sides += _shown(shown, seen.names[name], classes, folder)
     return [*zip(*sides, strict=True)]
 
 
-def _splits(seen: Seen, classes: Sequence[str]) -> list[tuple[str, ...]]:
-    """(split, samples, its largest class, its smallest class)."""
-    rows = []
-    for name, labels in seen.labels.items():
+def _splits(splits: Mapping[str, np.ndarray], classes: Sequence[str]) -> list[str]:
+    lines = []
+    for name, labels in splits.items():
         counts = np.bincount(labels, minlength=len(classes))
-        ends = [f"{classes[i]} ({counts[i]:,})" for i in (counts.argmax(), counts.argmin())]
-        rows.append((SPLITS[name], f"{len(labels):,}", *ends))
-    return rows
+        of, to = (f"{counts[i]:,} of {classes[i]}" for i in (counts.argmin(), counts.argmax()))
+        lines.append(f"{len(labels):,} {SPLITS[name]} samples, from {of} to {to}")
+    return lines
 
 
 def data_address(picture: np.ndarray) -> str:
@@ -266,25 +259,10 @@ def _matrix(matrix: np.ndarray | None, classes: Sequence[str]) -> list[dict] | N
     return rows
 
 
-def _classes(matrix: np.ndarray | None, classes: Sequence[str]) -> list[tuple[str, ...]]:
-    """Name, samples, recall, precision and F1 of each class, the worst ones first."""
-    if matrix is None:
-        return []
-    scores = class_scores(margins(matrix))
-    order = np.argsort(np.nan_to_num(scores["f1"], nan=2), kind="stable")[:LISTED]
-
-    def told(key: str, label: int) -> str:
-        value = scores[key][label]
-        return "–" if np.isnan(value) else f"{value:.3f}"
-
-    return [
-        (
-            classes[i],
-            f"{matrix[i].sum():,}",
-            *(told(k, i) for k in ("recall", "precision", "f1")),
-        )
-        for i in order.tolist()
-    ]
+def _classes(matrix: np.ndarray | None, classes: Sequence[str]) -> list[list]:
+    """The head of the table of classes, and its rows, the worst F1 first."""
+    head, *rows = [[]] if matrix is None else class_rows(matrix, classes)
+    return [head, *sorted(rows, key=lambda row: row[head.index("f1")] or "none")[:LISTED]]
 
 
 # ---- plots --------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from ..data.batch import Batch
 from ..data.loader import Loader
 from ..data.texts.tokenizer import tokenizer_from_json
 from ..files import replace_file
-from ..weights.card import ModelCard, TextCard
+from ..tasks.task import Task
+from ..weights.card import ModelCard
 
 COLUMNS, MOST = 8, 64  # pictures in a row, in a sheet
 PICTURES, TEXTS = 16, 4  # on the page of a run
@@ -39,20 +40,16 @@ def first_batch(loader: Loader) -> Batch:
 
 
 def pictures_of(batch: Batch, card: ModelCard, most: int) -> np.ndarray:
-    """(n, height, width, channels) uint8: the first pictures of a batch, mixed if it is.
-
-    Args:
-        card: how they are normalised.
-    """
+    """(n, height, width, channels) uint8: the first pictures of a batch, mixed if it is."""
     inputs, plan = batch.inputs, batch.mix_plan
     if plan is not None and not plan.lam_pending:
         inputs = plan.apply(inputs)
     return pixels(inputs[:most], card)
 
 
-def first_samples(loader: Loader, card: ModelCard | TextCard) -> Sequence:
+def first_samples(task: Task) -> Sequence:
     """The first PICTURES of the first batch, or TEXTS with spaces between their tokens."""
-    batch = first_batch(loader)
+    batch, card = first_batch(task.train), task.card
     if isinstance(card, ModelCard):
         return pictures_of(batch, card, PICTURES)
     tokenizer, texts = tokenizer_from_json(card.tokenizer), batch.inputs.first(TEXTS)

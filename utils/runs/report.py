@@ -1,7 +1,6 @@
 """What a run says and leaves at its end: figures on the test set, summary.json, curves.png."""
 
 import contextlib
-import functools
 import math
 import platform
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from ..errors import UserError
 from ..files import reason, replace_file
 from ..launch.signals import StoppedBySignal
 from ..machine.packages import is_installed
-from ..measures.findings import MOST_IN_MATRIX, find
+from ..measures.findings import find
 from ..measures.outcomes import Outcomes
 from ..plural import counted
 from ..reporting.answers import write_evaluated, write_splits
@@ -121,9 +120,9 @@ class Report:
     def _write_answers(self, evaluation: Evaluation, split: str) -> Path:
         """Writes evaluated.csv, the class report and report.html; returns the page, or the run's
         folder if it is not written. A failure costs no more than that, and a line."""
-        task, outcomes = self.ready.task, evaluation.outcomes
-        report_samples(evaluation, task, split, self.folder.evaluated, self.run)
-        if not self.settings.report or not has_answers(outcomes, self.run):
+        task = self.ready.task
+        outcomes = report_samples(evaluation, task, split, self.folder.evaluated, self.run)
+        if outcomes is None or not self.settings.report:
             return self.folder.path
         report_classes(outcomes, self.classes, self.folder.report, self.say)
         seconds = FRACTION * self.trainer.clock.seconds_total
@@ -150,8 +149,7 @@ class Report:
         if (evaluation := self.trainer.evaluation) is not None:
             return evaluation.outcomes is not None
         wanted = self.folder.page if self.settings.report else self.folder.evaluated
-        there = wanted.exists()
-        return self.run.exchange.gather_json(there)[0]
+        return self.run.exchange.gather_json(wanted.exists())[0]
 
     def _evaluated(self) -> Evaluation:
         """The last evaluation of the training; in a resumed run that had no step left, its figures
@@ -322,26 +320,18 @@ def _prefixed(prefix: str, figures: dict, but: tuple[str, ...] = ("samples",)) -
     return {f"{prefix}_{key}": value for key, value in figures.items() if key not in but}
 
 
-def has_answers(outcomes: Outcomes | None, run: Run) -> bool:
-    """Whether they were recorded, and this rank is the one that writes."""
-    return outcomes is not None and outcomes.failure is None and run.leads
-
-
 def report_classes(
     outcomes: Outcomes, classes: list[str], folder: Path, say: Callable[[str], None]
 ) -> None:
     """Says which classes are worst, and writes the class report into the folder."""
     try:
-        matrix = find(outcomes, 0).matrix
-        if matrix is None:
-            say(f"the class report is left out: it is for {MOST_IN_MATRIX:,} classes at most")
+        if (matrix := find(outcomes, 0).matrix) is None:  # there are too many
             return
         for line in summary_lines(matrix, classes):
             say(line)
-        folder.mkdir(parents=True, exist_ok=True)
         write_class_report(matrix, classes, folder)
-    except OSError as error:
-        say(f"{folder}: {reason(error)}; the class report is not complete")
+    except (OSError, UserError) as error:
+        say(f"{folder}: {_why(error)}; the class report is not complete")
 
 
 def write_page(
@@ -351,22 +341,15 @@ def write_page(
     written, of which a line tells. `seconds`: for near copies of training samples."""
     page, title = folder / PAGE, f"{run.model_name} on {run.data_name}"
     labels = {name: one.labels for name, one in task.simple_model.splits.items()}
-    if task.test is task.val:
-        del labels["test"]
-    kind = "texts" if task.names[split].texts else "pictures"
-    tested = f"{SPLITS[split]} {kind}"
+    notes = [line.removeprefix("note: ") for line in task.data.notes]
     try:
         copies = near_copies(task.simple_model, split, seconds, Path(run.settings.cache_dir))
-        told = f"whether {tested} are near copies of training {kind} was not found in time"
         if copies is not None:
-            told = f"{len(copies):,} of {len(labels[split]):,} {tested} are nearly the same as "
-            told += f"training {kind}"
+            count = f"{len(copies):,} of {len(labels[split]):,} {SPLITS[split]} samples"
+            notes.append(f"{count} are nearly the same as training samples")
         if copies:
-            told += ", which flatters the figures"
-            run.console.say(f"note: {told}: see {page}")
-        notes = [*(line.removeprefix("note: ") for line in task.data.notes), told]
-        draw = functools.partial(first_samples, task.train, task.card)
-        seen = Seen(task.names, labels, split, notes, copies or (), draw)
+            run.console.say(f"note: {notes[-1]}, which flatters the figures: see {page}")
+        seen = Seen(task.names, labels, split, notes, copies or (), lambda: first_samples(task))
         write_run_page(folder, title, task.data.classes, outcomes, seen)
     except (OSError, UserError) as error:
         run.console.say(f"{page} is not written: {_why(error)}")
@@ -374,11 +357,14 @@ def write_page(
     return page
 
 
-def report_samples(evaluation: Evaluation, task: Task, split: str, path: Path, run: Run) -> None:
-    """Writes what was answered to each sample of the split, if it was recorded, to `path`."""
+def report_samples(
+    evaluation: Evaluation, task: Task, split: str, path: Path, run: Run
+) -> Outcomes | None:
+    """Writes what was answered to each sample of the split to `path`, and returns it, if it was
+    recorded and this rank leads."""
     outcomes = evaluation.outcomes
     if outcomes is None or not run.leads:
-        return
+        return None
     failure = outcomes.failure
     try:
         if failure is None:
@@ -387,6 +373,7 @@ def report_samples(evaluation: Evaluation, task: Task, split: str, path: Path, r
         failure = _why(error)
     if failure is not None:
         run.console.say(f"{path} is not written: {failure}")
+    return None if outcomes.failure else outcomes
 
 
 def _why(error: OSError | UserError) -> str:
