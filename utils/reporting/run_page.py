@@ -4,7 +4,7 @@ import base64
 import io
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -54,7 +54,7 @@ class Seen:
     split: str
     notes: Sequence[str]
     copies: Sequence[Sequence[int]]
-    batch: Callable[[], Sequence]
+    batch: Callable[[], Iterable]
 
 
 def write_run_page(
@@ -226,8 +226,8 @@ def _splits(splits: Mapping[str, np.ndarray], classes: Sequence[str]) -> list[st
     lines = []
     for name, labels in splits.items():
         counts = np.bincount(labels, minlength=len(classes))
-        of, to = (f"{counts[i]:,} of {classes[i]}" for i in (counts.argmin(), counts.argmax()))
-        lines.append(f"{len(labels):,} {SPLITS[name]} samples, from {of} to {to}")
+        few, many = (f"{counts[i]:,} of {classes[i]}" for i in counts.argsort()[[0, -1]].tolist())
+        lines.append(f"{len(labels):,} {SPLITS[name]} samples, from {few} to {many}")
     return lines
 
 

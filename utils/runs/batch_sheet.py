@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -47,12 +48,12 @@ def pictures_of(batch: Batch, card: ModelCard, most: int) -> np.ndarray:
     return pixels(inputs[:most], card)
 
 
-def first_samples(task: Task) -> Sequence:
+def first_samples(task: Task) -> Iterable:
     """The first PICTURES of the first batch, or TEXTS with spaces between their tokens."""
-    batch, card = first_batch(task.train), task.card
-    if isinstance(card, ModelCard):
-        return pictures_of(batch, card, PICTURES)
-    tokenizer, texts = tokenizer_from_json(card.tokenizer), batch.inputs.first(TEXTS)
+    batch: Any = first_batch(task.train)
+    if isinstance(task.card, ModelCard):
+        return pictures_of(batch, task.card, PICTURES)
+    tokenizer, texts = tokenizer_from_json(task.card.tokenizer), batch.inputs.first(TEXTS)
     parts = texts.ids.cpu().split(np.diff(texts.borders).tolist())
     return [" ".join(map(tokenizer.id_to_token, part.tolist())) for part in parts]
 
