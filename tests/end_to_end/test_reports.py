@@ -136,7 +136,7 @@ def test_a_page_of_pictures_that_is_lost_comes_back(works):
     said = works(*TINY, *mixed, "--epochs", "1", "--no_baseline", "--output", "run")
     assert said.strip().endswith("run/report.html")
     first = Path("run/report.html").read_text()
-    assert "0 of 100 test pictures are nearly the same as training pictures" in told("run")
+    assert "0 of 100 test samples are nearly the same as training samples" in told("run")
     assert first.count("data:image/png") == 24 + 16  # mistakes, and pictures of the first batch
     Path("run/report.html").unlink()
     assert "to write its report: --resume run --eval_only" in works("--resume", "run")
@@ -155,9 +155,9 @@ def test_a_page_of_texts_without_a_test(capfd):
     assert transformer_test.main(flags.split()) == 0
     out = capfd.readouterr().out
     assert "worst classes of 4" in out and Path("run/report/confusion.csv").is_file()
-    (copies,) = [text for text in told("run") if "nearly the same as training texts" in text]
-    assert copies.split(" of ")[1].startswith("120 validation texts")
-    assert (f"note: {copies}: see run/report.html" in out) is not copies.startswith("0 ")
+    (copies,) = [text for text in told("run") if "nearly the same as training samples" in text]
+    assert copies.split(" of ")[1].startswith("120 validation samples")
+    assert (f"note: {copies}, which flatters" in out) is not copies.startswith("0 ")
     assert sum(text.startswith("[CLS] ") for text in told("run", "blockquote")) == 4
 
 

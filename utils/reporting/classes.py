@@ -35,12 +35,13 @@ def write_class_report(matrix: np.ndarray, classes: list[str], folder: Path) -> 
     Raises:
         UserError: a file cannot be written; or OSError.
     """
-    header = ["true class \\ predicted", *classes]
-    rows = ([name, *row] for name, row in zip(classes, matrix.tolist(), strict=True))
-    tables = {"per_class.csv": class_rows(matrix, classes), "confusion.csv": [header, *rows]}
+    names = [*map(safe_text, classes)]
+    rows = ([name, *row] for name, row in zip(names, matrix.tolist(), strict=True))
+    confused = [["true class \\ predicted", *names], *rows]
+    tables = {"per_class.csv": class_rows(matrix, names), "confusion.csv": confused}
     for name, lines in tables.items():
         with table_file(folder / name) as file:
-            csv.writer(file).writerows([safe_text(str(cell)) for cell in line] for line in lines)
+            csv.writer(file).writerows(lines)
     if is_installed("matplotlib"):
         save_figure(draw_confusions(matrix, classes), folder / "confusion.png")
 
