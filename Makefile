@@ -21,6 +21,7 @@ help:
 	@echo "make slow         the slow ones"
 	@echo "make test-dali    the tests of --loader dali"
 	@echo "make test-ort     the tests of --engine ort"
+	@echo "make test-browser the pages in a browser: needs Chromium (apt install chromium)"
 	@echo "make kernels      the numerical tests with the kernels for older CPUs"
 	@echo "make same         whether results are those of the last commit, or of REV=..."
 	@echo "make soak         kills, lost nodes and random settings: up to two hours"
@@ -30,7 +31,7 @@ help:
 	@echo "make clean        remove what tests and tools cache"
 	@echo "PYTHON=python3.12 chooses the interpreter, VENV=FOLDER the virtual environment, TORCH=2.11 the PyTorch."
 
-.PHONY: help install-all demo demo-text demo-vit demo-tuning test slow test-dali test-ort kernels soak same mutants bench lint clean
+.PHONY: help install-all demo demo-text demo-vit demo-tuning test slow test-dali test-ort test-browser kernels soak same mutants bench lint clean
 # Two installations into one environment would collide.
 .NOTPARALLEL:
 
@@ -76,6 +77,11 @@ test-dali: $(DALI_VENV)/.installed
 test-ort: $(ORT_VENV)/.installed
 	$(ORT_VENV)/bin/python -m pytest tests/ort
 
+# The pages of runs and comparisons in Chromium, which has to be installed. `make slow` skips them without it.
+test-browser: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --disable-pip-version-check -r tests/browser/requirements.txt
+	$(BIN)/python -m pytest tests/browser
+
 # The numerical tests with the kernels that PyTorch and oneDNN take on older CPUs, which this one can
 # run, too; `OTHER="--all"` for every one of them by itself.
 kernels: $(VENV)/.installed-dev
@@ -84,7 +90,7 @@ kernels: $(VENV)/.installed-dev
 # Kills of a process at random moments, in runs and searches of all kinds, nodes that are lost, more
 # models of timm, and settings drawn anew: up to two hours.
 soak: $(VENV)/.installed-dev
-	SOAK=$${SOAK:-100} $(BIN)/python -m pytest -s tests/distributed/test_rank_faults.py \
+	SOAK=$${SOAK:-100} $(BIN)/python -m pytest -s -o faulthandler_timeout=0 tests/distributed/test_rank_faults.py \
 		tests/distributed/test_node_faults.py tests/distributed/test_soak.py \
 		tests/end_to_end/test_resume_all.py tests/end_to_end/test_signals.py \
 		tests/end_to_end/test_vit_runs.py tests/end_to_end/test_make_demos.py \

@@ -2,7 +2,7 @@
 """Trains a ResNet on pictures: by default ResNet-50 on CIFAR-10.
 
 python resnet50_test.py
-python resnet50_test.py --dataset imagefolder --data_dir my_pictures --depth 18
+python resnet50_test.py my_pictures --depth 18
 python resnet50_test.py --resume
 python resnet50_test.py --resume runs/my_run --predict new_pictures
 """

@@ -2,7 +2,7 @@
 """Trains a Vision Transformer, or any classifier of timm, on pictures: by default on CIFAR-10.
 
 python vit_test.py
-python vit_test.py --model convnext_tiny --pretrained --dataset imagefolder --data_dir my_pictures
+python vit_test.py my_pictures --model convnext_tiny --pretrained
 python vit_test.py --model my_net.py:Net
 python vit_test.py --model list 'vit_*'
 python vit_test.py --resume

@@ -38,9 +38,9 @@ def launched(command: str, processes: int) -> str:
 
 # name -> commands, one after the other in a folder of the case's own, for `call`.
 CASES: dict[str, list[str]] = {
-    "help_pictures": ["python resnet50_test.py --help"],
-    "help_texts": ["python transformer_test.py --help"],
-    "help_tuning": ["bash tuning/resnet50_tuning.sh --help"],
+    "help_pictures": ["python resnet50_test.py --help all"],
+    "help_texts": ["python transformer_test.py --help all"],
+    "help_tuning": ["bash tuning/resnet50_tuning.sh --help all"],
     "help_launcher": ["bash run_distributed.sh --help"],
     "unknown_flag": ["python resnet50_test.py --learning_rat 1"],
     "contradiction": [f"{PICTURES} --early_stop_patience 2"],

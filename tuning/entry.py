@@ -14,10 +14,11 @@ from typing import Any
 from utils.errors import UserError, one_line
 from utils.launch.signals import Signals, StoppedBySignal
 from utils.machine.packages import left_out, mendable, require
-from utils.settings.command_line import read_command_line
+from utils.settings.command_line import print_help
 from utils.settings.config import fields, parse
+from utils.settings.help import asked_help
 
-from .flags import TuningFlags, for_trials, listed
+from .flags import GROUP, TuningFlags, for_trials, listed
 
 
 class Target:
@@ -61,9 +62,10 @@ def search(target: Target, argv: list[str], program: str = "%(prog)s") -> int:
     signals = Signals()
     try:
         argv = for_trials(argv)
-        if {"-h", "--help"} & {*argv}:
+        if (word := asked_help(argv)) is not None:
             known = listed(fields(target.search_class))
-            read_command_line(known, ["--help"], target.description, print, program)
+            print_help(known, target.description, program, word or GROUP)
+            return 0
         settings, origin = parse(target.search_class, argv, target.description, print)
         require("tuning", "optuna")
         if note := left_out("matplotlib", "plots"):

@@ -42,7 +42,8 @@ MOST_JOBS = 4
 # Devices of NVIDIA's driver, Windows and AMD's driver.
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 # Settings that a resumed run is given again, as the files may have moved.
-OF_THE_PLACE = ("data_dir", "cache_dir", "train_file", "test_file", "val_file", "device", "workers")
+OF_THE_PLACE: tuple = ("data_dir", "cache_dir", "train_file", "test_file", "val_file", "device")
+OF_THE_PLACE += ("labels", "workers")
 
 
 class Interrupted(Exception):

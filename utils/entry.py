@@ -122,8 +122,8 @@ class Entry:
             task the model is, and its `entry` is the script's name.
         build_model: (settings, card) -> the model, on the CPU.
         model_name: (settings) -> its name, for messages, the run's folder and the summary.
-        text: the script's docstring, whose first line --help shows; None: it has none, and --help
-            shows its name.
+        text: the script's docstring, a line and examples, which --help shows; None: it has none,
+            and --help shows its name.
         check_model: (settings) -> None; raises UserError for mistakes that can be found before the
             data are loaded, which may take long.
 
@@ -158,7 +158,7 @@ class Entry:
     def main(self, argv: list[str] | None = None) -> int:
         """Does what the command line asks for; returns the exit code."""
         text = self.text or self.settings.entry
-        return run_entry(self.settings, self._act, text.splitlines()[0], argv)
+        return run_entry(self.settings, self._act, text, argv)
 
     def _act(self, settings, origin: dict, signals: Signals) -> int | None:
         if settings.check:

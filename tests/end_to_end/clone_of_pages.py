@@ -85,6 +85,7 @@ def clone(folder: Path):
         for split, count in (("train", 30), ("test", 6)):
             _pictures(Path("my_pictures", split), count)
             _list(Path("my_pictures"), split)
+        Path("corrected.csv").write_text("file,label\ntest/cat/0.png,dog\n")
         _pictures(Path("one_folder"), 30)
         Path("copies").mkdir()
         for name in ("imagenet", "copies/my_pictures"):

@@ -45,6 +45,7 @@ SHARED_VALUES = {
     "metrics": ["f1", "all", "top3,cohen_kappa", "nothing"],
     "best_by": ["accuracy", "loss", "f1_macro", "auroc", "top2", "nothing"],
     "encoding": ["cp1252", "utf-16-le", "nonsense"],
+    "labels": ["classes.csv", "labels.csv", "nowhere.csv"],
     "workers": [0, 1, 2],
     "seed": [0, 7],
     "class_weights": ["balanced", "sqrt", "classes.yaml", "nowhere.yaml", "classes.csv", "x"],

@@ -106,6 +106,7 @@ def place(space, tmp_path_factory):
     (folder / "weights.pth").write_bytes(b"no weights")
     (folder / "classes.yaml").write_text("cat: 1\ndog: 0.25")
     (folder / "classes.csv").write_text("class,weight\ncat,0\ndog,3")
+    (folder / "labels.csv").write_text("file,label\ntest/cat/0.png,dog\n")
     (folder / "own.py").write_text(OWN_CLASS)
     with contextlib.chdir(folder), handlers_put_back():
         assert space.main(flags(space.base | {"dataset": "imagefolder", "output": "trained"})) == 0

@@ -58,6 +58,7 @@ def place(tmp_path_factory):
     (folder / "weights.pth").write_bytes(b"no weights\0")
     (folder / "classes.yaml").write_text("cat: 1\ndog: 0.25")
     (folder / "classes.csv").write_text("class,weight\ncat,0\ndog,3")
+    (folder / "labels.csv").write_text("file,line,label\ntrain.csv,3,cat\n")
     with contextlib.chdir(folder), handlers_put_back():
         assert main(flags(TEXTS.base | TEXTS.data[0] | {"output": "trained"})) == 0
         assert Path("trained/summary.json").is_file()

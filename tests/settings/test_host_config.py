@@ -82,7 +82,10 @@ def test_a_folder_of_data_implies_the_data_set(hosts, tmp_path):
     ("content", "words"),
     [
         ({"another": {"data_dir": "x"}}, "fits this host, here"),
-        ({"here": {"lr": 1}}, "lr cannot depend on the host; data_dir, cache_dir, output can"),
+        (
+            {"here": {"lr": 1}},
+            "lr cannot depend on the host; data_dir, cache_dir, output, labels can",
+        ),
         ({"here": "x"}, "for each host a name and its folders"),
         ("{", "is not valid YAML"),
         ({"here": {"data_dir": [1]}}, "data_dir"),

@@ -49,6 +49,7 @@ OPTIONAL = (
     Package("pyarrow", "pyarrow", "--dataset parquet"),
     Package("google-crc32c", "google_crc32c", "--dataset tfrecord"),
     Package("scikit-learn", "sklearn", "AUROC, average precision, --group_by and --group_column"),
+    Package("cleanlab", "cleanlab", "doubtful labels in report.html and labels_to_check.csv"),
     Package("pi-heif", "pi_heif", "HEIC pictures"),
     Package("simplejpeg", "simplejpeg", "decoding JPEGs faster"),
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
 
-from .outcomes import Outcomes
+from ..errors import UserError
+from .outcomes import MOST_CLASSES, Outcomes
 from .tally import BINS
 
+MOST_VALUES = 5_000_000  # probabilities, of which cleanlab makes a few copies
 MOST_IN_MATRIX = 2000  # classes; a matrix of more would take more than 32 MB
 
 
@@ -26,6 +29,13 @@ class Mistake:
     true: int
     predicted: int
     probability: float
+
+
+@dataclass(frozen=True, eq=False)
+class Doubt(Mistake):
+    """A sample whose label is doubtful; `quality` is the label's probability."""
+
+    quality: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,3 +77,19 @@ def find(outcomes: Outcomes, most: int) -> Findings:
         start += len(targets)
     matrix = None if cells is None else cells.reshape(classes, classes)
     return Findings(matrix, bins, mistakes)
+
+
+def doubtful(outcomes: Outcomes) -> list[Doubt]:
+    """The most doubtful first, by confident learning (Northcutt, Jiang and Chuang, 2021); the model
+    must not have been trained on these samples. Raises OSError; UserError: there are too many."""
+    if not outcomes.keeps_all or outcomes.samples * outcomes.classes > MOST_VALUES:
+        raise UserError(f"more than {MOST_CLASSES} classes or {MOST_VALUES:,} probabilities")
+    from cleanlab.filter import find_label_issues
+
+    chunks = [(targets, p) for targets, _, _, p in outcomes.chunks()]
+    labels, p = map(np.concatenate, zip(*chunks, strict=True))
+    with warnings.catch_warnings(action="ignore"):  # of classes with few samples
+        found = find_label_issues(labels, p, return_indices_ranked_by="self_confidence", n_jobs=1)
+    labels, p = labels[found], p[found]
+    columns = found, labels, p.argmax(1), p.max(1), p[range(len(found)), labels]
+    return [Doubt(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]

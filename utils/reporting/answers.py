@@ -1,9 +1,10 @@
-"""Tables of samples and of what a model answered to them: evaluated.csv, predictions.csv and
-splits.csv."""
+"""Tables of samples and of what a model answered to them: evaluated.csv, labels_to_check.csv,
+predictions.csv and splits.csv."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import TextIO
 import numpy as np
 
 from ..files import written_aside
+from ..measures.findings import Doubt
 from ..measures.outcomes import LARGEST, MOST_CLASSES, Outcomes
 from .csv_fields import quoted, safe_text
 
@@ -114,6 +116,25 @@ def write_evaluated(
                 cells, text = next(samples)
                 cells = [*cells, *text, split, true[target]]
                 table.answer(cells, order[row], p[row], [f"{losses[row]:.6f}"])
+
+
+def write_labels_to_check(
+    path: Path, evaluated: Path, doubts: Sequence[Doubt], classes: Sequence[str]
+) -> None:
+    """Writes a row for each sample with a doubtful label, with a column `label` for a person to
+    correct. `evaluated`, of `write_evaluated`, names the samples. Raises OSError."""
+    wanted, named = {doubt.sample for doubt in doubts}, [safe_text(name) for name in classes]
+    with open(evaluated, encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(file)
+        columns = next(rows)
+        end = columns.index("predicted")  # after `true`
+        cells = {sample: row[:end] for sample, row in enumerate(rows) if sample in wanted}
+    with table_file(path) as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow([*columns[:end], "suggested", "quality", "label"])
+        for one in doubts:
+            row = *cells[one.sample], named[one.predicted], f"{one.quality:.6f}", named[one.true]
+            table.writerow(row)
 
 
 def _fields(texts: Iterator[str]) -> Iterator[list[str]]:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import numpy as np
 
 from ..machine.packages import is_installed
-from ..measures.findings import Mistake, find
+from ..measures.findings import Doubt, Mistake, find
 from ..measures.outcomes import Outcomes
 from ..measures.table import MEASURES, Measure, known_measure
 from ..plural import counted
@@ -23,7 +23,7 @@ from .page import COLOURS, plot, write_page
 from .recorded import RecordedRun, read_runs
 from .run_folder import PAGE
 
-SHOWN, COPIES = 24, 12  # mistakes, pairs that are nearly the same
+SHOWN, DOUBTS, COPIES = 24, 12, 12  # mistakes, doubtful labels, pairs that are nearly the same
 SIDE = 128  # pixels of the longer side of a picture
 LISTED = 200  # classes in the table of classes, the worst ones of more
 CONFUSIONS = 12  # of many classes, the most frequent ones
@@ -58,12 +58,14 @@ class Seen:
 
 
 def write_run_page(
-    folder: Path, title: str, classes: Sequence[str], outcomes: Outcomes, seen: Seen
-) -> None:
+    folder: Path, title: str, classes: Sequence[str], outcomes: Outcomes, seen: Seen,
+    doubts: Sequence[Doubt] = (),
+) -> None:  # fmt: skip
     """Writes report.html into the folder of a run, whose summary, metrics and log are there.
 
     Args:
         outcomes: of the split that the run was measured on.
+        doubts: its samples with doubtful labels, which labels_to_check.csv lists.
 
     Raises:
         OSError: a file cannot be read or written.
@@ -73,13 +75,16 @@ def write_run_page(
     drawn = is_installed("matplotlib")
     findings, names = find(outcomes, SHOWN), seen.names[seen.split]
     confused = [] if findings.matrix is None else confusions(findings.matrix, CONFUSIONS)
-    (mistakes,) = _shown((findings.mistakes,), names, classes, folder)
+    mistakes, doubtful = _shown((findings.mistakes, doubts[:DOUBTS]), names, classes, folder)
     context = {
         "title": title,
         "result": _result(run, "picture" if names.picture else "text"),
         "baselines": _baselines(run),
         "wins": run.summary.get("baseline_wins"),
         "mistakes": mistakes,
+        "doubts": doubtful,
+        "doubt_count": counted(len(doubts), "label"),
+        "labels": shlex.quote(str(folder / "corrected.csv")) if "file" in names.columns else "",
         "copies": _copies(seen, classes, folder),
         "copied": f"{len(seen.copies):,}",
         "found": [*_splits(seen.labels, classes), *seen.notes],

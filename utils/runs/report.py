@@ -9,26 +9,26 @@ from pathlib import Path
 import torch
 
 from ..checkpoints.checkpoint import DamagedCheckpoint, read_checkpoint
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..files import reason, replace_file
 from ..launch.signals import StoppedBySignal
-from ..machine.packages import is_installed
-from ..measures.findings import find
+from ..machine.packages import is_installed, left_out
+from ..measures.findings import Doubt, doubtful, find
 from ..measures.outcomes import Outcomes
 from ..plural import counted
-from ..reporting.answers import write_evaluated, write_splits
+from ..reporting.answers import write_evaluated, write_labels_to_check, write_splits
 from ..reporting.classes import draw_mean_lambda, summary_lines, write_class_report
 from ..reporting.console import duration, epoch_text
 from ..reporting.metrics import to_json
 from ..reporting.plots import draw_curves, save_figure
-from ..reporting.run_folder import PAGE
+from ..reporting.run_folder import EVALUATED, PAGE, TO_CHECK
 from ..reporting.run_page import SPLITS, Seen, write_run_page
 from ..tasks.near_copies import near_copies
 from ..tasks.task import Task
 from ..training.evaluation import Evaluation
 from ..training.memory import peak_memory
 from ..training.trainer import Trainer
-from .baseline import FRACTION, compare
+from .baseline import FRACTION, IMPORT_SECONDS, compare
 from .batch_sheet import first_samples
 from .prepare import Ready, measure_split
 from .run import Run
@@ -58,7 +58,8 @@ class Report:
 
     def remove(self) -> None:
         """Removes what an earlier end of the run has written on its result."""
-        for path in (self.folder.evaluated, self.folder.page) if self.run.leads else ():
+        names = ("evaluated", "labels_to_check", "page") if self.run.leads else ()
+        for path in (getattr(self.folder, name) for name in names):
             with contextlib.suppress(OSError):
                 path.unlink()
 
@@ -334,12 +335,32 @@ def report_classes(
         say(f"{folder}: {_why(error)}; the class report is not complete")
 
 
+def _doubts(
+    run: Run, folder: Path, classes: list[str], outcomes: Outcomes, seconds: float
+) -> list[Doubt]:
+    """Writes labels_to_check.csv, unless the run is too short for it, and returns the samples in
+    it. A failure costs no more than that."""
+    path, doubts = folder / TO_CHECK, list[Doubt]()
+    if seconds < IMPORT_SECONDS:
+        return doubts
+    try:
+        if not (line := left_out("cleanlab", "doubtful labels")):
+            doubts = doubtful(outcomes)
+            write_labels_to_check(path, folder / EVALUATED, doubts, classes)
+            line = f"{counted(len(doubts), 'doubtful label')} of {outcomes.samples:,}: {path}"
+    except Exception as error:  # also cleanlab's own, whatever they are
+        line = f"{path} is not written: {one_line(error, 200)}"
+    run.console.say(line)
+    return doubts
+
+
 def write_page(
     run: Run, folder: Path, task: Task, outcomes: Outcomes, split: str, seconds: float
 ) -> Path:
-    """Writes report.html into the folder of a run; returns the page, or the folder if it is not
-    written, of which a line tells. `seconds`: for near copies of training samples."""
+    """Writes labels_to_check.csv and report.html into the folder of a run; returns the page, or the
+    folder if it is not written, of which a line tells. Each takes up to `seconds` to search."""
     page, title = folder / PAGE, f"{run.model_name} on {run.data_name}"
+    doubts = _doubts(run, folder, task.data.classes, outcomes, seconds)
     labels = {name: one.labels for name, one in task.simple_model.splits.items()}
     notes = [line.removeprefix("note: ") for line in task.data.notes]
     try:
@@ -350,7 +371,7 @@ def write_page(
         if copies:
             run.console.say(f"note: {notes[-1]}, which flatters the figures: see {page}")
         seen = Seen(task.names, labels, split, notes, copies or (), lambda: first_samples(task))
-        write_run_page(folder, title, task.data.classes, outcomes, seen)
+        write_run_page(folder, title, task.data.classes, outcomes, seen, doubts)
     except (OSError, UserError) as error:
         run.console.say(f"{page} is not written: {_why(error)}")
         return folder

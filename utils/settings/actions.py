@@ -18,7 +18,7 @@ NO_REPORT = {"report": "it belongs to training and --eval_only"}
 # their defaults unless they are given again.
 KEPT_BY_TRAINING = ("engine",)
 # Likewise, which only actions that read its data keep: they say nothing about another file.
-KEPT_WITH_DATA = ("header", "image_dir", "id_columns")
+KEPT_WITH_DATA = ("header", "image_dir", "id_columns", "labels")
 
 
 @dataclass(frozen=True)

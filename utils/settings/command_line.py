@@ -7,11 +7,14 @@ import functools
 import importlib
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from ..errors import UserError
 from .aliases import ALIASES, VALUE_NOTES
 from .elsewhere import SEVERAL, names_from_elsewhere, translate
+from .help import about, asked_help, help_text, version
 from .values import (
     canonical_name,
     choices_of,
@@ -22,7 +25,6 @@ from .values import (
     short_for,
     suggestion,
     type_of,
-    values_text,
 )
 
 # Modules with the settings of an entry, whose flags a message may name.
@@ -37,14 +39,21 @@ def read_command_line(
     program: str = "%(prog)s",
 ) -> dict:
     """{setting: converted value}, with the flags of `short_for` and `parts_of` as they are given.
-    With --help prints it and exits.
+    With --help and --version prints that and exits.
 
     Args:
         known: the entry's settings, by name.
+        description: what the program does, in a line, and then, perhaps, examples.
         say: called with a note on a value that is known from elsewhere.
         program: what is started, for the usage line of --help.
     """
-    parser = _parser(tuple(known.values()), description, program)
+    parser = _parser(tuple(known.values()), description.partition("\n")[0], program)
+    if (word := asked_help(argv)) is not None:
+        print_help(known, description, program, word)
+        raise SystemExit(0)
+    if "--version" in argv:
+        print(version(_named(program)), end="")
+        raise SystemExit(0)
     _refuse_single_hyphens(argv, known)
     typed, unknown = parser.parse_known_args(_with_folder(argv, known))
     given, as_typed = vars(typed), _as_typed(argv, known)
@@ -59,6 +68,20 @@ def read_command_line(
         if (note := VALUE_NOTES.get(name, {}).get(str(value).lower())) is not None:
             say(f"note: {as_typed[name]} {value}: {note}")
     return values
+
+
+def print_help(known: Mapping, description: str, program: str, word: str) -> None:
+    """Prints what --help `word` says of these settings, by name; see `read_command_line`."""
+    line, name = description.partition("\n")[0], _named(program)
+
+    def listing(some: Mapping) -> str:
+        return _parser(tuple(some.values()), line, name).format_help()
+
+    print(help_text(known, description, name, word, listing), end="")
+
+
+def _named(program: str) -> str:
+    return program.replace("%(prog)s", Path(sys.argv[0]).name)
 
 
 def _refuse(unknown: list[str], refused: Mapping, known: Mapping, argv: list[str]) -> None:
@@ -91,6 +114,7 @@ def _parser(settings: tuple[dataclasses.Field, ...], description: str, program: 
         epilog="Every flag can also be set in a YAML file (--config), and may be written with "
         "hyphens instead of underscores. --no_NAME switches an on/off flag off, and the value none "
         "unsets an optional one. " + _other_names(known),
+        add_help=False,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,  # what is not given is not in the result
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=100),
@@ -133,7 +157,7 @@ def _add_flag(group, field: dataclasses.Field) -> None:
         off = [f"--no_{n}" for n in names if len(n) > 1]
         _add_names(group, off, argparse.SUPPRESS, dest=name, action="store_const", const=False)
     flags = [*map(_flag, names), *(f"--{n}" for n in names if len(n) == 1)]  # --e, cut short
-    _add_names(group, flags, _help(field), dest=name, **how)
+    _add_names(group, flags, about(field).replace("%", "%%"), dest=name, **how)
 
 
 def _add_names(group, names: list[str], text: str, **how) -> None:
@@ -209,14 +233,3 @@ def _as_typed(argv: list[str], known) -> dict[str, str]:
 
 def _hyphens(flag: str) -> str:
     return flag.replace("_", "-")
-
-
-def _help(field: dataclasses.Field) -> str:
-    """What it does, its values, unit and default."""
-    meta, default = field.metadata, field.default
-    words = {None: "none", True: "on", False: "off"}
-    shown = words[default] if default is None or isinstance(default, bool) else default
-    parts = [values_text(field), meta["unit"], f"default: {meta['default_text'] or shown}"]
-    if type_of(field)[0] in (bool, str) and not choices_of(meta):
-        del parts[0]
-    return f"{meta['help']} ({'; '.join(filter(None, parts))})".replace("%", "%%")

@@ -49,6 +49,11 @@ class DataSettings(Config):
         resume="free", before=BY_ROW,
         default_text="asked for where one is needed, with the two likeliest",
     )  # fmt: skip
+    labels: str | None = data_flag(
+        None,
+        "Table of samples with labels that you have corrected, such as labels_to_check.csv of a "
+        "run; samples without a label in it are left out", resume="free", essential=True,
+    )  # fmt: skip
     workers: int | None = data_flag(
         None,
         "Worker processes, which decode pictures while training or read a data set too large for "
@@ -68,6 +73,7 @@ class DataSettings(Config):
         if self.eval_data or self.predict:
             names = [name for name in ("group_column", "group_by") if name in vars(self)]
             yield names, "nothing is held out", "eval_data" if self.eval_data else "predict"
+            yield () if self.eval_data else "labels", "--predict needs no classes", "predict"
         if self.val_fraction and self.eval_every == 0:
             yield "val_fraction", "--eval_every 0 never measures on that split", "eval_every"
 

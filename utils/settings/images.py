@@ -253,8 +253,8 @@ class PictureSettings(Config):
         elif self.eval_data:
             reads_list, idle = not os.path.isdir(self.eval_data), "eval_data"
         if not reads_list:
-            names = ("label_column", "image_column", "image_dir", "encoding", "group_column")
-            yield names, "it is for lists of pictures (csv)", idle
+            names = ("label_column", "image_column", "image_dir", "group_column", "encoding")
+            yield names[: -1 if self.labels else None], "it is for lists of pictures (csv)", idle
         if self.resize_mode != "crop":
             reason = f"--resize_mode {self.resize_mode} keeps the whole picture"
             yield ("crop_ratio", "val_resize"), reason, "resize_mode"

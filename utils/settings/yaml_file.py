@@ -22,7 +22,7 @@ NUMBERS = {
     "float": re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+][0-9]+)?$|[-+]?\.(inf|nan)$"),
 }
 # The settings that may depend on the host: where files are. All others decide what is trained.
-PLACES = ("data_dir", "cache_dir", "output", "train_file", "test_file", "val_file")
+PLACES = ("data_dir", "cache_dir", "output", "train_file", "test_file", "val_file", "labels")
 MERGE = "tag:yaml.org,2002:merge"  # the key <<, whose mappings YAML adds to the one that it is in
 
 

@@ -21,7 +21,7 @@ class Kind:
     """
 
     card_class: Any  # of the card: what a model needs to know of its data
-    data_flags = "--data_dir"  # those that name the data
+    data_flags = "--data_dir, --labels"  # those that name the data
     predicts_folders = False  # --predict takes a folder, too
     # Environment variables to set unless the user has set them.
     environment: ClassVar[Mapping[str, str]] = {}

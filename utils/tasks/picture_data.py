@@ -9,6 +9,7 @@ from ..data.class_names import names_notes
 from ..data.images.dali import require_dali
 from ..data.images.image_data import ImageData, PictureRequest, PictureSplit
 from ..data.images.sources import load_image_data
+from ..data.labels import key_of, relabelled
 from ..data.splits import divide
 from ..errors import UserError
 from ..exchange import Exchange
@@ -56,6 +57,11 @@ def load_splits(settings: ImageSettings, console: Console, exchange: Exchange, c
         )
         data = load_image_data(settings.dataset, request)
     data = _take_val(data, settings, console)
+    if settings.labels is not None:
+        data = relabelled(
+            data, Path(settings.labels), settings.encoding, Path(settings.data_dir),
+            lambda _, split: [key_of(split.name(sample)) for sample in range(len(split))],
+        )  # fmt: skip
     train, val = _divide(data, settings)
     if settings.eval_size not in (None, train.shape[0]):
         data, val = _resized(data, val, settings.eval_size)

@@ -16,6 +16,7 @@ from ..reporting.csv_fields import safe_path, safe_text
 
 # Columns of the tables of answers, which --id_columns may name, too.
 TAKEN = ["file", "line", "text", "split", "true", "class", "predicted", "probability", "loss"]
+TAKEN += ["suggested", "quality", "label"]
 
 
 def picture_names(split: PictureSplit) -> SampleNames:

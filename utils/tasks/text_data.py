@@ -10,7 +10,7 @@ from ..data.texts.cache import load_tokenized
 from ..data.texts.csv_texts import CLASS_NAMES, class_names, notes_of, read_files, to_texts
 from ..data.texts.published_csv import PUBLISHED
 from ..data.texts.rows import column_names, read_samples, whole_number
-from ..data.texts.sources import TextRequest
+from ..data.texts.sources import TextData, TextRequest, relabel
 from ..data.texts.token_store import (
     TokenizedData,
     TokenSplit,
@@ -85,6 +85,7 @@ def text_request(settings: TextSettings) -> TextRequest:
         header=settings.header,
         max_bad=settings.max_bad,
         group_column=settings.group_column,
+        labels=path(settings.labels),
         # A recipe's gives way to a test file.
         test_fraction=None if settings.test_file else settings.test_fraction,
     )
@@ -100,6 +101,10 @@ def read_table(
     written = _as_written(path, settings.dataset, classes, request)
     samples = read_files(request, {"test": path}, tuple(written), card.line_end)
     texts = to_texts(samples["test"], written)
+    if request.labels is not None:
+        changed = relabel(TextData(classes, texts, texts), {"test": path}, request)
+        texts = changed.test
+        say(*changed.notes)
     tokens, offsets = encode(tokenizer_from_json(card.tokenizer), texts.texts)
     split = TokenSplit(tokens, offsets, texts.labels, texts.lines)
     losses = lines_on_losses({"test": [split]}, card.tokenizer, card.max_len, trained=True)

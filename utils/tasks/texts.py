@@ -163,7 +163,7 @@ class Texts(Kind):
     with."""
 
     card_class = TextCard
-    data_flags = "--data_dir, --train_file, --test_file, --text_columns"
+    data_flags = "--data_dir, --train_file, --test_file, --text_columns, --labels"
     # oneDNN caches compiled code for each shape of a matrix product in half precision, and batches
     # of texts have thousands of shapes: gigabytes. It reads this variable at its first product.
     environment: ClassVar[dict[str, str]] = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}

@@ -8,8 +8,8 @@ parsed (the cache of tokens is keyed by their content), and a function that load
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,6 +95,7 @@ class TextRequest:
         max_bad: the largest fraction of the rows of a file that `on_bad` "skip" leaves out.
         group_column: name or number of the column with the group of a text (csv only); None: no
             groups.
+        labels: table of labels that replace those of the files; None: none do.
     """
 
     data_dir: Path
@@ -110,6 +111,7 @@ class TextRequest:
     header: bool | None = None
     max_bad: float = MAX_BAD
     group_column: str | None = None
+    labels: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -134,4 +136,22 @@ def open_text_data(name: str, request: TextRequest) -> TextSource:
     Raises:
         UserError: the data is missing.
     """
-    return pkgutil.resolve_name(TEXT_DATASETS[name])(name, request)
+    source: TextSource = pkgutil.resolve_name(TEXT_DATASETS[name])(name, request)
+    if request.labels is None:
+        return source
+    files = source.files | {"labels": request.labels}  # its content is part of the cache's key
+    return replace(source, files=files, load=lambda: relabel(source.load(), files, request))
+
+
+def relabel(data: TextData, files: Mapping[str, Path], request: TextRequest) -> TextData:
+    """The texts of these files, by role, with `request.labels`. Raises UserError."""
+    from ..labels import key_of, relabelled  # imports NumPy
+
+    def keys_of(name: str, split: Texts) -> list:
+        if split.lines is None:
+            return [None]
+        file = files.get(name, files.get("train"))
+        return [key_of(file, str(line)) for line in split.lines.tolist()]
+
+    place = request.train_file or request.data_dir
+    return relabelled(data, request.labels, request.encoding, place, keys_of)

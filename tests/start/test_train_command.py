@@ -1,0 +1,122 @@
+"""train.py: which entry's command line stands for what it is given."""
+
+import importlib
+import shlex
+from pathlib import Path
+
+import pytest
+
+from utils.settings.config import fields
+from utils.start import command
+from utils.start.facts import Facts
+from utils.start.rules import ALL, RULES, Machine, chosen
+
+ENTRIES = ("resnet50_test", "transformer_test", "vit_test")
+
+
+@pytest.fixture
+def stands_for(monkeypatch, tmp_path):
+    """stands_for(text) -> the entry and its words, which train.py would start."""
+    monkeypatch.chdir(tmp_path)
+    started = []
+    for name in ENTRIES:
+        entry = importlib.import_module(name)
+        monkeypatch.setattr(entry, "main", lambda words, n=name: started.append((n, words)) or 7)
+
+    def run(text: str) -> tuple[str, list[str]]:
+        assert command.main(shlex.split(text), "Trains.") == 7
+        return started.pop()
+
+    return run
+
+
+def value(words: list[str], flag: str) -> str:
+    return words[words.index(flag) + 1]
+
+
+def test_pictures(stands_for, capsys):
+    entry, words = stands_for("shapes --batch-size 7 --epochs 3")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(
+        "the pictures of shapes: 5,000 to train on and 1,000 to test on, 32 pix"
+    )
+    assert said[0].endswith("in 10 classes, each of 500") and "narrow one learns" in said[2]
+    assert said[-1] == f"python {entry}.py {shlex.join(words)}"
+    assert entry == "resnet50_test" and words[-4:] == ["--batch-size", "7", "--epochs", "3"]
+    assert value(words, "--dataset") == "shapes" and value(words, "--optimizer") == "muon"
+    assert "--batch_size" not in words and "--time_budget" not in words
+
+
+def test_texts_without_a_test_set(stands_for):
+    rows = [f"{name},the {name} is here {i}" for i in range(20) for name in ("cat", "dog")]
+    for name in ("pets.csv", "more.csv"):
+        Path(name).write_text("\n".join(["label,text", *rows]))
+    entry, words = stands_for("pets.csv --label_column label")
+    assert entry == "transformer_test" and value(words, "--train_file") == "pets.csv"
+    assert value(words, "--test_fraction") == "0.2" and value(words, "--time_budget") == "10m"
+    assert value(words, "--batch_size") == "16"
+    assert "--test_fraction" not in stands_for("pets.csv --test_file more.csv --epochs 1")[1]
+
+
+def test_what_the_user_gives_wins(stands_for):
+    words = stands_for("shapes --ngd --max_steps 5")[1]
+    assert {"--optimizer", "--lr", "--time_budget"}.isdisjoint(words)
+    words = stands_for("shapes --lr 0.5 --time 1m")[1]
+    assert value(words, "--lr") == "0.5" and "--optimizer" not in words
+
+
+def test_a_model(stands_for):
+    entry, words = stands_for("shapes --model resnet34")
+    assert entry == "resnet50_test" and value(words, "--depth") == "34" and "--width" not in words
+    entry, words = stands_for("shapes --model=vit_tiny_patch16_224 --epochs 2")
+    assert (
+        entry == "vit_test" and "--depth" not in words and "--model=vit_tiny_patch16_224" in words
+    )
+
+
+def test_a_run_goes_on_by_its_entry(stands_for):
+    for name in ENTRIES:
+        folder = Path("runs", name)
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(f"# {name}.py\nseed: 0\n")
+        assert stands_for(f"--resume {folder} --predict x") == (
+            name, ["--resume", str(folder), "--predict", "x"],
+        )  # fmt: skip
+        assert stands_for("-r") == (name, ["-r"])  # the newest
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("--epochs 3", "the first word names the data"),
+        ("--resume", "--resume: there is no run below runs/"),
+        ("--resume nowhere", "no such folder"),
+        ("nowhere", "no such folder or file"),
+        ("shapes --epocs 3", "unknown flag --epocs, did you mean --epochs?"),
+    ],
+)
+def test_mistakes_are_one_line(text, told, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert command.main(text.split(), "Trains.") == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ") and said.err.count("\n") == 1 and told in said.err
+
+
+def test_help(capsys):
+    assert command.main(["--help"], "Trains.\n\npython train.py x\n") == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Trains.\n\npython train.py x") and "resnet50_test.py --help" in said
+    assert command.main([], "Trains.") == 2
+
+
+def test_rules_set_what_entries_have():
+    """Each number of samples has one rule of each kind."""
+    for kind, rules in RULES.items():
+        known = fields(importlib.import_module(command.ENTRIES[kind]).Settings)
+        assert {name for rule in rules for name in rule.flags} <= known.keys()
+        for train in (1, 1000, 1001, 8000, 50_000, 10**7, ALL):
+            facts = Facts(train, 10, {"a": 1}, 300)
+            for machine in (Machine(gpu=False), Machine(gpu=True)):
+                names = [name for own, _ in chosen(kind, facts, machine, ()) for name in own]
+                assert len(names) == len({*names}) and "batch_size" in names
+                assert ("image_size" in names) == (kind == "pictures" and not machine.gpu)

@@ -1,0 +1,120 @@
+"""train.py: what it is given becomes an entry's command line, which is printed and carried out."""
+
+import importlib
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import UserError, one_line
+from ..launch.environment import launched
+from ..machine.packages import mendable
+from ..reporting.run_folder import RUNS, find_run
+from ..settings.config import parse
+from ..settings.values import canonical_name
+from .detect import Found, detect
+
+ENTRIES = {"pictures": "resnet50_test", "texts": "transformer_test"}
+NAMED = "vit_test"  # of --model, but for ResNets
+TIME = "10m"  # unless something else says how long
+LENGTHS = ("time_budget", "epochs", "max_steps", "config")
+
+
+def main(argv: list[str], text: str) -> int:
+    """Trains on what the first word names, or goes on with a run; returns the exit code of an
+    entry. `text` says in a line and examples what this does."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(
+            f"{text.strip()}\n\nAll flags of these scripts may follow, and win over what is chosen:"
+        )
+        print("\n".join(f"python {name}.py --help" for name in (*ENTRIES.values(), NAMED)))
+        return 0 if argv else 2
+    try:
+        entry, words = _command(argv)
+    except (UserError, ModuleNotFoundError) as error:
+        print(f"error: {one_line(str(mendable(error) or error))}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return importlib.import_module(entry).main(words)
+
+
+def _command(argv: list[str]) -> tuple[str, list[str]]:
+    """(module of the entry, its command line)"""
+    place, given = launched(), {canonical_name(w.split("=")[0]) for w in argv if w[0] == "-"}
+    say: Callable[[str], None] = print if place is None or place.rank == 0 else lambda line: None
+    if argv[0].startswith("-"):
+        if "resume" not in given:
+            raise UserError(
+                "the first word names the data: python train.py my_pictures, python train.py "
+                "tickets.csv, or python train.py shapes to try it"
+            )
+        return _entry_of_run(argv), argv
+    found, words = detect(argv[0]), argv[1:]
+    entry, words = _entry_for(found, words)
+    settings_class = importlib.import_module(entry).Settings
+    of_data = found.flags | _test_set(found, given)
+    settings, _ = parse(settings_class, [*_spelled(of_data), *words], "")
+    from .facts import facts_of  # imports PyTorch
+    from .rules import Machine, chosen
+
+    facts = facts_of(settings)
+    say(f"{found.words}: {facts.in_words(found.kind)}")
+    flags: dict[str, object] = dict(of_data)
+    rules = [*chosen(found.kind, facts, Machine.here(settings.device), given)]
+    if not {*LENGTHS} & given:
+        rules.append(({"time_budget": TIME}, "--time says how long, in all"))
+    for own, why in rules:
+        say(f"  {' '.join(_spelled(own))}: {why}")
+        flags |= own
+    words = [*_spelled(flags), *words]
+    say(f"python {entry}.py {shlex.join(words)}")
+    return entry, words
+
+
+def _entry_for(found: Found, words: list[str]) -> tuple[str, list[str]]:
+    """The entry that has the user's --model, and the words as that takes them."""
+    entry = ENTRIES[found.kind]
+    for place, word in enumerate(words):
+        name, is_joined, value = word.partition("=")
+        if canonical_name(name) != "model" or found.kind == "texts":
+            continue
+        end = place + (1 if is_joined else 2)
+        value = value or next(iter(words[place + 1 : end]), "")
+        if resnet := re.fullmatch(r"resnet(18|34|50|101|152)", value):
+            return entry, [*words[:place], "--depth", resnet[1], *words[end:]]
+        return NAMED, words
+    return entry, words
+
+
+def _test_set(found: Found, given: set[str]) -> dict[str, str]:
+    """A fifth of a table is held out where no test set is named."""
+    if "train_file" not in found.flags or {"test_file", "test_fraction"} & {*given, *found.flags}:
+        return {}
+    return {"test_fraction": "0.2"}
+
+
+def _entry_of_run(argv: list[str]) -> str:
+    """The entry that has started the run that --resume names."""
+    at = next(i for i, w in enumerate(argv) if canonical_name(w.split("=")[0]) == "resume")
+    value = argv[at].partition("=")[2] or next(iter(argv[at + 1 : at + 2]), "-")
+    if value.startswith("-") or value == "auto":
+        configs = sorted(RUNS.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
+        if not configs:
+            raise UserError(f"--resume: there is no run below {RUNS}/; name one: --resume FOLDER")
+        run = configs[-1].parent
+    else:
+        run = find_run(value, None, "")
+    try:
+        line = (
+            (run / "config.yaml").read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+        )
+    except OSError:
+        raise UserError(f"--resume {run}: there is no config.yaml, so it is no run") from None
+    return Path(line.removeprefix("# ").strip()).stem
+
+
+def _spelled(flags: dict) -> list[str]:
+    """As words of a command line."""
+    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]

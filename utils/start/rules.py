@@ -1,0 +1,108 @@
+"""What follows from the data and the machine: the flags of an entry, each with its reason.
+
+Provisional, until ten-minute recipes have been studied: from recipes/cifar10_cpu.yaml and
+recipes/ag_news_cpu.yaml, which have (benchmarks/results/recipes.md).
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+from .facts import Facts
+
+
+@dataclass(frozen=True)
+class Machine:
+    gpu: bool
+
+    @classmethod
+    def here(cls, device: str) -> "Machine":
+        """This one, where --device is `device`."""
+        import torch
+
+        return cls(device != "cpu" and torch.cuda.is_available())
+
+
+@dataclass(frozen=True)
+class Rule:
+    """
+    Attributes:
+        flags: of the entry, with their values.
+        why: the reason.
+        when: (facts, machine) -> whether it holds.
+        but: settings of the user that leave it without effect, besides its own.
+    """
+
+    flags: dict[str, object]
+    why: str
+    when: Callable[[Facts, Machine], bool] = lambda facts, machine: True
+    but: tuple[str, ...] = ()
+
+
+def _by_samples(sizes: dict[int, dict], why: str, **further) -> tuple[Rule, ...]:
+    """A rule for up to each number of training samples; the last is for all above."""
+    rules, low = [], 0
+    for most, flags in sizes.items():
+        rules.append(Rule(flags, why, lambda f, _, a=low, b=most: a < f.train <= b, **further))
+        low = most
+    return tuple(rules)
+
+
+ALL = 1 << 62
+OPTIMIZER = ("optimizer", "ngd", "lr", "config")
+# Those below win over those above.
+RULES = {
+    "pictures": (
+        Rule({"depth": 18}, "a small network sees all pictures more often", but=("model",)),
+        Rule(
+            {"width": 16}, "on a CPU a narrow one learns most in minutes",
+            lambda facts, machine: not machine.gpu, ("model", "pretrained"),
+        ),
+        Rule(
+            {"image_size": 64}, "on a CPU larger pictures take minutes for each epoch",
+            lambda facts, machine: facts.size > 64 and not machine.gpu, ("pretrained",),
+        ),
+        Rule(
+            {"optimizer": "muon", "weight_decay": 0.15, "sched": "cosine"},
+            "more accurate than SGD in as many epochs", but=OPTIMIZER,
+        ),
+        Rule({"label_smoothing": 0.1}, "a little more accurate, and less sure of mistakes"),
+        *_by_samples(
+            {
+                1000: {"batch_size": 16, "lr": 0.006},
+                4000: {"batch_size": 32, "lr": 0.008},
+                20000: {"batch_size": 64, "lr": 0.012},
+                ALL: {"batch_size": 128, "lr": 0.017},
+            },
+            "few samples need small batches, for enough steps", but=OPTIMIZER,
+        ),
+    ),
+    "texts": (
+        Rule(
+            {"layers": 1, "dim": 256, "heads": 4, "ffn": 512, "pooling": "mean"},
+            "more layers gain little without texts by the hundred thousand",
+            but=("layers", "dim", "pretrained", "config"),
+        ),
+        Rule(
+            {"dropout": 0.4, "token_dropout": 0.6}, "so few texts are learned by heart without it",
+            lambda facts, machine: facts.train <= 50_000, ("config",),
+        ),
+        Rule(
+            {"optimizer": "muon", "lr": 0.002, "sched": "cosine", "label_smoothing": 0.1},
+            "more accurate than AdamW in as many epochs", but=OPTIMIZER,
+        ),
+        *_by_samples(
+            {1000: {"batch_size": 16}, 8000: {"batch_size": 32}, ALL: {"batch_size": 64}},
+            "few samples need small batches, for enough steps",
+        ),
+    ),
+}  # fmt: skip
+
+
+def chosen(
+    kind: str, facts: Facts, machine: Machine, given: Collection[str]
+) -> Iterator[tuple[dict[str, object], str]]:
+    """(flags, reason) of the rules that hold; `given` are the settings that the user gives."""
+    for rule in RULES[kind]:
+        own = {name: value for name, value in rule.flags.items() if name not in given}
+        if own and rule.when(facts, machine) and not {*rule.but} & {*given}:
+            yield own, rule.why
