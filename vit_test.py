@@ -113,6 +113,8 @@ class Settings(ImageSettings):
             given = self.warmup_steps is not None or self.warmup_ratio is not None
             none = given or "warmup" not in self.schedule_flags
             self.warmup_epochs = 0.0 if none else WARMUP * (self.epochs_for_sched or self.epochs)
+            if self.time_budget is not None and not none:  # the epochs are not known
+                self.warmup_epochs, self.warmup_ratio = 0.0, WARMUP
         super().validate()
         if self.dim % self.heads:
             raise UserError(

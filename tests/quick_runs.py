@@ -19,7 +19,10 @@ def quick(patch: pytest.MonkeyPatch) -> None:
     for data, classes in ((shapes, 10), (headlines, 4)):
         patch.setattr(data, "TRAIN_PER_CLASS", 600 // classes)
         patch.setattr(data, "TEST_PER_CLASS", 100 // classes)
-    patch.setattr("utils.runs.report.draw_curves", lambda records, path, *_: path.write_bytes(b""))
+    for module in ("report", "time_budget"):
+        patch.setattr(
+            f"utils.runs.{module}.draw_curves", lambda records, path, *_: path.write_bytes(b"")
+        )
     patch.setattr("utils.reporting.classes.draw_confusions", lambda *_: None)
     patch.setattr("utils.reporting.classes.save_figure", lambda _, path: path.write_bytes(b""))
     patch.setattr(

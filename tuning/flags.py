@@ -31,6 +31,7 @@ READ_AS = {
 REFUSED = {
     "resume": "the same command continues a search",
     "max_steps": "the length of a trial is --epochs",
+    "time_budget": "--timeout is the time limit of a search",
     "steps_per_epoch": "trials train on parts of the data",
     "epochs_for_sched": "a schedule spans the epochs of its trial",
     "distributed": "a trial is one process; --jobs trains several at once",

@@ -17,6 +17,7 @@ from .errors import UserError, one_line
 from .launch.environment import (
     LAUNCH_RUN,
     LaunchedAs,
+    command_start,
     die_with_launcher,
     launched,
     leave_launch,
@@ -155,18 +156,23 @@ class Entry:
         if getattr(self.settings, "task", None) not in KINDS:
             raise TypeError("settings of an entry derive from ImageSettings or TextSettings")
 
-    def main(self, argv: list[str] | None = None) -> int:
-        """Does what the command line asks for; returns the exit code."""
+    def main(self, argv: list[str] | None = None, started: float | None = None) -> int:
+        """Does what the command line asks for; returns the exit code. `started`:
+        `time.monotonic()` when the command began; None: with this process, or now if `argv` is
+        given."""
         text = self.text or self.settings.entry
-        return run_entry(self.settings, self._act, text, argv)
+        if started is None:
+            started = command_start() if argv is None else time.monotonic()
+        act = functools.partial(self._act, started)
+        return run_entry(self.settings, act, text, argv)
 
-    def _act(self, settings, origin: dict, signals: Signals) -> int | None:
+    def _act(self, started: float, settings, origin: dict, signals: Signals) -> int | None:
         if settings.check:
             with signals.held():  # imports PyTorch, see Run
                 from .check.run_check import run_check
             return run_check(settings, origin, signals)
         name = self.model_name(settings)
-        with Run(settings, origin, signals, name, settings.dataset) as run:
+        with Run(settings, origin, signals, name, settings.dataset, started) as run:
             from .runs.resume import load_checkpoint
 
             kind = kind_of(settings)(settings, self.build_model, name)

@@ -210,7 +210,8 @@ def full_run(workplace) -> Path:
     flags = "--dataset shapes --val_fraction 0.1 --ema_decay 0.9 --profile --flip_test"
     flags += " --meta_learning --meta_every 1 --log_clean_accuracy --output runs/full"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("utils.runs.report.FRACTION", 1e9)  # it is too short for labels_to_check.csv
+        # It is too short for labels_to_check.csv.
+        patch.setattr("utils.runs.report.spare_seconds", lambda trainer: 1e9)
         assert run(f"{entry} {flags} {SHORT} {SMALL['resnet50_test.py']} --max_steps 3").code == 0
     assert run(f"{entry} --resume runs/full --export safetensors").code == 0
     assert run(f"{entry} --resume runs/full --predict new_pictures").code == 0

@@ -122,7 +122,7 @@ def test_the_report_of_the_classes(works):
 def whole_page(own_folder, monkeypatch):
     """With the report.html that users get, and time to look for near copies."""
     monkeypatch.setattr("utils.runs.report.write_run_page", write_run_page)
-    monkeypatch.setattr("utils.runs.report.FRACTION", 1e6)
+    monkeypatch.setattr("utils.runs.report.spare_seconds", lambda trainer: 1e9)
     monkeypatch.setattr("utils.inference.use_model.FRACTION", 1e6)
 
 

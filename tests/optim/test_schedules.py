@@ -218,3 +218,27 @@ def test_the_warm_up_starts_at_a_given_rate():
     by_epoch = build_schedule("constant", **given, warmup_lr=0.1, per_epoch=True)
     assert [by_epoch.factor(step) for step in (9, 19, 20)] == pytest.approx([0.25, 0.625, 1.0])
     assert build_schedule("constant", **given, warmup_lr=0.4).factor(0) == 1.0
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear", "step", "multistep", "onecycle"])
+def test_corrections_of_the_length(name):
+    """The curve is continuous, ends with the last step, and is stretched alike everywhere."""
+    values = {"lr": 1, "total_steps": 1000, "steps_per_epoch": 10, "warmup_steps": 20}
+    before, changed = build_schedule(name, **values), build_schedule(name, **values)
+    changed.corrections = [(200, 600), (400, 800)]
+    places = [changed.position(step) for step in range(20, 801)]
+    assert places[:181] == [before.position(step) for step in range(20, 201)]
+    assert changed.position(400) == pytest.approx(600)  # half of the way from 200 to 1000
+    assert changed.position(600) == pytest.approx(800)
+    assert changed.position(800) == pytest.approx(1000)
+    assert all(0.9 < b - a < 2.1 for a, b in itertools.pairwise(places))
+    assert changed.factor(600) == pytest.approx(before.factor(800))
+
+
+def test_rates_that_fall_at_given_epochs_follow_no_correction():
+    fixed = {"lr": 1, "total_steps": 100, "steps_per_epoch": 10}
+    for name, epochs in (("step", {"step_epochs": 3}), ("multistep", {"milestones": [3, 6]})):
+        schedule = build_schedule(name, **fixed, **epochs)
+        factors = [schedule.factor(step) for step in range(100)]
+        schedule.corrections = [(20, 50)]
+        assert [schedule.factor(step) for step in range(100)] == factors

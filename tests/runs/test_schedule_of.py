@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from resnet50_test import Settings
-from utils.runs.optimization import schedule_of
+from utils.runs.optimization import schedule_maker, schedule_of
 from utils.settings.config import parse
 
 STEPS_PER_EPOCH = 10
@@ -13,7 +13,10 @@ STEPS_PER_EPOCH = 10
 
 def schedule(argv, steps, lines, checkpoint=None):
     settings, origin = parse(Settings, argv, "")
-    return schedule_of(settings, 1.0, steps, STEPS_PER_EPOCH, checkpoint, origin, lines.append)
+    build = schedule_maker(settings, 1.0, STEPS_PER_EPOCH)
+    return schedule_of(
+        settings, build, 1.0, steps, STEPS_PER_EPOCH, checkpoint, origin, lines.append
+    )
 
 
 @pytest.mark.parametrize(
@@ -22,6 +25,7 @@ def schedule(argv, steps, lines, checkpoint=None):
         (["--warmup_ratio", "0.1"], 4),  # of the schedule, not of the 50 epochs
         (["--warmup_epochs", "2"], 20),
         (["--warmup_steps", "7", "--warmup_ratio", "0.1"], 7),
+        (["--warmup_steps", "20", "--time_budget", "1m"], 8),  # a fifth, where it is not known
         ([], 0),
     ],
 )

@@ -21,7 +21,7 @@ def stands_for(monkeypatch, tmp_path):
     started = []
     for name in ENTRIES:
         entry = importlib.import_module(name)
-        monkeypatch.setattr(entry, "main", lambda words, n=name: started.append((n, words)) or 7)
+        monkeypatch.setattr(entry, "main", lambda words, _, n=name: started.append((n, words)) or 7)
 
     def run(text: str) -> tuple[str, list[str]]:
         assert command.main(shlex.split(text), "Trains.") == 7

@@ -9,6 +9,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 from .launchers import TORCHRUN, LaunchedAs, read_launch, without_launch
@@ -50,6 +51,22 @@ def set_environment(place: LaunchedAs) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     assert place.address is not None and place.port is not None
     choose_interface(local_address(place.address, place.port))
+
+
+def command_start() -> float:
+    """`time.monotonic()` when the command of this process began: its launcher, if that has not
+    restarted it since. Linux; elsewhere it is now."""
+    place = launched()
+    is_first = LAUNCH_FOLDER in os.environ and place is not None and not place.restarts
+    process = os.getppid() if is_first else os.getpid()
+    now = time.monotonic()
+    try:
+        # proc(5): field 22, starttime, in ticks since the machine began; 2 is in parentheses.
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        began = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return now - max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return now
 
 
 def leave_launch() -> None:

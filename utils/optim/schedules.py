@@ -5,7 +5,7 @@ checkpoint holds. The learning rate is a number on the host: setting it waits fo
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # name -> the flags that have an effect with it; "warmup" stands for --warmup_epochs and
 # --warmup_steps. A schedule is a line here, its factor in `Schedule.after_warmup`, a row in
@@ -48,6 +48,9 @@ class Schedule:
         milestones: "multistep" only: the optimizer steps at which the rate falls.
         epoch_steps: the rate changes once in so many steps, at the start of an epoch; epoch e of W
             epochs of warm-up has (e + 1) / (W + 1) of it. None: it changes in every step.
+        corrections: (step, total steps) each: from that step on, what is left of the curve is
+            spread over the steps that are left (see `position`).
+        stretches: whether they have an effect: False where the rate falls at given epochs.
     """
 
     name: str
@@ -59,6 +62,8 @@ class Schedule:
     milestones: tuple[int, ...] = ()
     epoch_steps: int | None = None
     warmup_start: float | None = None
+    corrections: list[tuple[int, int]] = field(default_factory=list)
+    stretches: bool = True
 
     def __post_init__(self):
         if self.name not in SCHEDULES:
@@ -74,9 +79,21 @@ class Schedule:
             if self.warmup_start is not None:
                 return self.warmup_start + (1 - self.warmup_start) * step / self.warmup_steps
             return (step + 1) / self.warmup_steps
-        return self.after_warmup(step)
+        return self.after_warmup(self.position(step))
 
-    def after_warmup(self, step: int) -> float:
+    def position(self, step: int) -> float:
+        """The step that has the place of `step`, which is not in the warm-up, in the curve of
+        `total_steps` steps without corrections."""
+        if not (self.corrections and self.stretches):
+            return step
+        position, at, total = float(self.warmup_steps), self.warmup_steps, self.total_steps
+        for start, length in (*self.corrections, (step, 0)):
+            start = min(max(start, at), step)
+            position += (start - at) * (self.total_steps - position) / max(1, total - at)
+            at, total = start, length
+        return position
+
+    def after_warmup(self, step: float) -> float:
         """`step` counts from the start of the run, and is not in the warm-up: at its first step the
         factor is 1 for the schedules that begin at the peak."""
         after = max(1, self.total_steps - self.warmup_steps)
@@ -123,7 +140,7 @@ class Plateau(Schedule):
     best: float = math.inf
     since_best: int = 0
 
-    def after_warmup(self, step: int) -> float:
+    def after_warmup(self, step: float) -> float:
         return self.reduced
 
     def observe(self, loss: float) -> bool:
@@ -152,7 +169,7 @@ def _half_cosine(progress: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def _one_cycle(step: int, total_steps: int) -> float:
+def _one_cycle(step: float, total_steps: int) -> float:
     """From 1 / START_DIVISOR up to 1, then down to 1 / (START_DIVISOR * END_DIVISOR), by half
     cosines; the last step has the lowest rate."""
     start, end = 1 / START_DIVISOR, 1 / (START_DIVISOR * END_DIVISOR)
@@ -206,5 +223,6 @@ def build_schedule(
         "milestones": tuple(round(border) for border in borders),
         "epoch_steps": steps_per_epoch if per_epoch else None,
         "warmup_start": None if warmup_lr is None else warmup_lr / lr,
+        "stretches": {"step": step_epochs, "multistep": milestones}.get(name) is None,
     }
     return Plateau(**values, patience=plateau_patience) if name == "plateau" else Schedule(**values)

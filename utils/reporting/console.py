@@ -70,6 +70,10 @@ class Console:
                 bar_format=BAR, leave=False,
             )  # fmt: skip
 
+    def resize_bar(self, total: int) -> None:
+        if self._bar is not None:
+            self._bar.total = total
+
     def advance(self, samples: int) -> None:
         self._draw("update", samples)
 

@@ -51,7 +51,7 @@ def compare(
         return {}, ""
     measures, model = ready.measures, ready.task.simple_model
     found: dict[str, dict | None] = {"baseline": None, "majority": None}
-    baselines = Baselines(model, measures, split, FRACTION * trainer.clock.seconds_total)
+    baselines = Baselines(model, measures, split, spare_seconds(trainer))
     missing = ""
     try:
         found["majority"] = baselines.majority()
@@ -74,6 +74,12 @@ def compare(
     run.console.say(f"baseline: {'; '.join(texts) or 'none'}{missing}")
     verdict = "" if better is None else f"; a baseline is better: {better}, {by.text(best)}"
     return found | {"baseline_wins": better is not None}, verdict
+
+
+def spare_seconds(trainer: Trainer) -> float:
+    """That a baseline may take, or a search for near copies; of a time budget what is left."""
+    seconds, budget = FRACTION * trainer.clock.seconds_total, trainer.time_budget
+    return seconds if budget is None else min(seconds, budget.left - budget.report.seconds)
 
 
 class Baselines:

@@ -53,8 +53,12 @@ def rehearse(run: Run, trainer: Trainer, task: Task) -> None:
     say(f"  speed          {speed:,.0f} samples/s, {1000 * step_seconds:,.1f} ms a step")
     say(f"  an epoch       {duration(epoch)} ({counted(loader.steps_per_epoch, 'step')})")
     left_text = counted(steps_left, "step")
-    say(f"  the run        {duration(left)} of training ({left_text} left), without")
-    say(f"                 evaluations ({counted(evaluated_samples, 'sample')} each)")
+    if (budget := trainer.time_budget) is not None:
+        most = min(steps_left, int(budget.seconds / step_seconds))
+        say(f"  the run        {duration(budget.seconds)} in all: {counted(most, 'step')} at most")
+    else:
+        say(f"  the run        {duration(left)} of training ({left_text} left), without")
+        say(f"                 evaluations ({counted(evaluated_samples, 'sample')} each)")
     for line in trainer.steps.forecast():
         say(line)
     say(f"  memory         {peak_memory(run.device) / 2**30:.2f} GiB at most{_of_gpu(run.device)}")

@@ -26,6 +26,7 @@ from ..training.log import TrainingLog
 from ..training.objective import Precision
 from ..training.progress import Progress
 from ..training.steps import Steps
+from ..training.time_budget import Timing
 from ..training.times import Clock
 from ..training.train_step import StepParts
 from ..training.trainer import Trainer, TrainingPlan
@@ -36,11 +37,19 @@ from .optimization import (
     learning_rate,
     note_optimizer,
     note_rates_of_recipe,
+    schedule_maker,
     schedule_of,
 )
 from .prepare import Ready, measure_split
 from .records import open_metrics
 from .run import Run
+from .time_budget import (
+    evaluation_seconds,
+    longest,
+    rehearse_report,
+    time_budget_of,
+    time_plans,
+)
 
 # Width of the 95 % interval of an accuracy of 80 % from which a validation split is called small.
 WIDE_INTERVAL = 10  # points
@@ -66,9 +75,7 @@ def make_plan(run: Run, ready: Ready, checkpoint: Checkpoint | None) -> Training
     if checkpoint is None:
         _note_small_validation(settings, task, run.console.say)
         note_rates_of_recipe(settings, run.origin, run.console.say)
-    total_steps, limit = settings.epochs * steps_per_epoch, "--epochs"
-    if settings.max_steps is not None and settings.max_steps < total_steps:
-        total_steps, limit = settings.max_steps, "--max_steps"
+    total_steps, limit = longest(run, steps_per_epoch)
     for name in ("unfreeze_epoch", "mixup_off_epoch"):  # those beyond --epochs are refused
         epoch = getattr(settings, name)
         if epoch and epoch * steps_per_epoch >= total_steps:
@@ -80,11 +87,17 @@ def make_plan(run: Run, ready: Ready, checkpoint: Checkpoint | None) -> Training
             f"--best_by {settings.best_by} is undefined on the validation split, which has one "
             "class alone: take --best_by accuracy"
         )
+    most_steps, eval_every = total_steps, settings.eval_every
+    if plans := time_plans(settings, checkpoint):
+        _, total_steps, eval_every = plans[-1]
+    elif settings.time_budget is not None:  # there are no evaluations before there is a plan
+        eval_every *= total_steps
     return TrainingPlan(
         total_steps,
         limit,
+        most_steps=most_steps,
         eval_split="val" if task.val else "test",
-        eval_every=settings.eval_every,
+        eval_every=eval_every,
         eval_on_start=settings.eval_on_start,
         log_every=settings.log_every,
         early_stop_patience=settings.early_stop_patience,
@@ -116,7 +129,10 @@ def make_trainer(
     settings, task, total_steps = run.settings, ready.task, plan.total_steps
     loader, evaluated = task.train, task.val or task.test
     schedule_steps = total_steps
-    if settings.epochs_for_sched is not None:
+    plans = time_plans(settings, checkpoint)
+    if plans:
+        schedule_steps = plans[0].total_steps
+    elif settings.epochs_for_sched is not None and settings.time_budget is None:
         schedule_steps = settings.epochs_for_sched * loader.steps_per_epoch
     engine, notes = choose_engine(
         run_facts(settings, run.precision, run.exchange.size, ready),
@@ -125,8 +141,10 @@ def make_trainer(
         deterministic=settings.deterministic,
     )
     lr = learning_rate(settings, loader.step_size, run.console.say)
+    plan_schedule = schedule_maker(settings, lr, loader.steps_per_epoch)
     schedule = schedule_of(
         settings,
+        plan_schedule,
         lr,
         schedule_steps,
         loader.steps_per_epoch,
@@ -134,6 +152,7 @@ def make_trainer(
         run.origin,
         run.console.say,
     )
+    schedule.corrections += [(one.step, one.total_steps) for one in plans[1:]]
     make_parts = _parts_maker(run, ready, checkpoint, schedule, lr, engine)
     steps: Steps
     if settings.trains_locally:
@@ -153,6 +172,14 @@ def make_trainer(
         phase_advice(settings, run.precision, loader) | memory_advice(settings, run.device),
         run.close_at_end(_hardware(run.precision, run.leads, ready.flops, clock)),
     )
+    timing = None
+    if settings.time_budget is not None:
+        timing = Timing(
+            time_budget_of(run, task, plan, clock, checkpoint),
+            plan_schedule,
+            lambda: evaluation_seconds(run, ready, evaluated),
+            lambda: rehearse_report(run, metrics, ready),
+        )
     save_steps, save_seconds = save_interval(settings.save_every, loader.steps_per_epoch)
     store = Checkpoints(run.folder.checkpoints, keep=settings.checkpoint_hist, warn=run.console.say)
     trainer = Trainer(
@@ -168,7 +195,7 @@ def make_trainer(
             save_steps,
             save_seconds,
             run.another_exchange(),
-            _run_info(run, ready, schedule_steps),
+            _run_info(run, ready, None if settings.time_budget else schedule_steps),
         ),
         agreed_signal=run.agreed_signal,
         freeze=ready.freeze,
@@ -183,10 +210,13 @@ def make_trainer(
             run.console.say if checkpoint is None else None,
         ),
         clock=clock,
+        timing=timing,
         enter=run.watch.enter if run.watch is not None else None,
     )
     if checkpoint is not None:
         trainer.restore(checkpoint)
+        if settings.time_budget is None:
+            trainer.progress.time_plan = None  # it is not followed any more
     for line in notes:
         run.console.say(line)
     return trainer
@@ -224,7 +254,9 @@ def _parts_maker(
     steps those of each worker."""
     settings, task, strategy = run.settings, ready.task, ready.strategy
     classes = len(task.card.classes)
-    for_pairs = learns_pairs(settings, task, schedule.total_steps)
+    # How long a run with --time_budget will be is not known yet.
+    steps = schedule.total_steps if settings.time_budget is None else 0
+    for_pairs = learns_pairs(settings, task, steps)
     learns_policy = settings.mixup == "meta" and settings.meta_form == "policy"
     if learns_policy and not for_pairs and checkpoint is None:
         run.console.say(
@@ -268,14 +300,14 @@ def _parts_maker(
     return make_parts
 
 
-def _run_info(run: Run, ready: Ready, schedule_steps: int) -> dict:
+def _run_info(run: Run, ready: Ready, schedule_steps: int | None) -> dict:
     """`Checkpoint.run_info` of every checkpoint; the settings themselves are in config.yaml."""
     settings, task = run.settings, ready.task
     return {
         "entry": settings.entry,
         "data": task.card.to_dict(),
         "data_fingerprint": task.data.fingerprint,
-        "schedule_steps": schedule_steps,
+        **({} if schedule_steps is None else {"schedule_steps": schedule_steps}),
         "threads": run.threads,
         "global_batch_size": task.train.step_size,
         "micro_batches": run.micro_batches or settings.accumulation_steps * run.workers.size,

@@ -8,7 +8,7 @@ from ..errors import UserError
 from ..exchange import Exchange
 from ..models.parts import depths_of, heads_of
 from ..optim.factory import build_optimizer
-from ..optim.schedules import build_schedule
+from ..optim.schedules import Schedule, build_schedule
 from ..optim.table import OPTIMIZERS
 from ..plural import counted
 from ..settings.config import COMMAND_LINE, FILE
@@ -126,28 +126,50 @@ def note_rates_of_recipe(settings, origin: dict, say: Say) -> None:
         )
 
 
+def schedule_maker(settings, lr: float, steps_per_epoch: int) -> Callable[[int], Schedule]:
+    """(optimizer steps) -> the schedule over them."""
+
+    def warmup_of(steps: int) -> int:
+        if "warmup" not in settings.schedule_flags:  # a recipe's, that --sched onecycle overrules
+            return 0
+        if settings.warmup_steps is not None:
+            warmup = settings.warmup_steps
+        elif settings.warmup_ratio is not None:
+            warmup = round(settings.warmup_ratio * steps)
+        else:
+            warmup = round(settings.warmup_epochs * steps_per_epoch)
+        return min(warmup, steps // 5) if settings.time_budget is not None else warmup
+
+    return lambda steps: build_schedule(
+        settings.sched,
+        lr=lr,
+        total_steps=steps,
+        steps_per_epoch=steps_per_epoch,
+        warmup_steps=warmup_of(steps),
+        min_lr=settings.min_lr,
+        gamma=settings.gamma,
+        step_epochs=settings.step_epochs,
+        milestones=milestone_epochs(settings.milestones),
+        plateau_patience=settings.plateau_patience,
+        per_epoch=settings.sched_per_epoch and settings.sched != "onecycle",
+        warmup_lr=settings.warmup_lr,
+    )
+
+
 def schedule_of(
     settings,
+    build: Callable[[int], Schedule],
     lr: float,
     schedule_steps: int,
     steps_per_epoch: int,
     checkpoint: Checkpoint | None,
     origin: dict,
     say: Say,
-):
-    """The schedule over `schedule_steps` optimizer steps. Says so if the learning rate of a
-    resumed run departs from the schedule that it began with."""
-
-    def warmup_of(steps: int) -> int:
-        if "warmup" not in settings.schedule_flags:  # a recipe's, that --sched onecycle overrules
-            return 0
-        if settings.warmup_steps is not None:
-            return settings.warmup_steps
-        if settings.warmup_ratio is not None:
-            return round(settings.warmup_ratio * steps)
-        return round(settings.warmup_epochs * steps_per_epoch)
-
-    if (warmup := warmup_of(schedule_steps)) >= schedule_steps:
+) -> Schedule:
+    """The schedule over `schedule_steps` optimizer steps, of `build`. Says so if the learning rate
+    of a resumed run departs from the schedule that it began with."""
+    schedule = build(schedule_steps)
+    if (warmup := schedule.warmup_steps) >= schedule_steps:
         say(f"note: the warm-up ({counted(warmup, 'step')}) takes the whole schedule")
 
     first = None
@@ -162,23 +184,6 @@ def schedule_of(
             f"{counted(float(first), 'epoch')}, and the schedule has {length}"
         )
 
-    def build(steps: int):
-        return build_schedule(
-            settings.sched,
-            lr=lr,
-            total_steps=steps,
-            steps_per_epoch=steps_per_epoch,
-            warmup_steps=warmup_of(steps),
-            min_lr=settings.min_lr,
-            gamma=settings.gamma,
-            step_epochs=settings.step_epochs,
-            milestones=milestone_epochs(settings.milestones),
-            plateau_patience=settings.plateau_patience,
-            per_epoch=settings.sched_per_epoch and settings.sched != "onecycle",
-            warmup_lr=settings.warmup_lr,
-        )
-
-    schedule = build(schedule_steps)
     before = checkpoint and checkpoint.run_info.get("schedule_steps", schedule_steps)
     follows_length = settings.schedule_depends_on_length or settings.warmup_follows_length
     if before and before != schedule_steps and follows_length:

@@ -28,7 +28,7 @@ from ..tasks.task import Task
 from ..training.evaluation import Evaluation
 from ..training.memory import peak_memory
 from ..training.trainer import Trainer
-from .baseline import FRACTION, IMPORT_SECONDS, compare
+from .baseline import IMPORT_SECONDS, compare, spare_seconds
 from .batch_sheet import first_samples
 from .prepare import Ready, measure_split
 from .run import Run
@@ -126,7 +126,7 @@ class Report:
         if outcomes is None or not self.settings.report:
             return self.folder.path
         report_classes(outcomes, self.classes, self.folder.report, self.say)
-        seconds = FRACTION * self.trainer.clock.seconds_total
+        seconds = spare_seconds(self.trainer)
         return write_page(self.run, self.folder.path, task, outcomes, split, seconds)
 
     def _measure_last(self) -> Evaluation:
@@ -249,6 +249,7 @@ class Report:
             "train_loss": train.get("loss"),
             "train_accuracy": train.get("accuracy_weighted", train.get("accuracy")),
             **_prefixed("test", {"loss": None, "accuracy": None} | test),
+            "time_plan": progress.time_plan,
             "seconds_total": round(trainer.clock.seconds_total, 3),
             "seconds_training": round(progress.seconds_training, 3),
             "seconds_first_step": round(trainer.clock.seconds_first_step, 3),

@@ -154,6 +154,7 @@ def is_finished(run: Run, checkpoint: Checkpoint, plan: TrainingPlan) -> bool:
         state, limit = "has stopped early", "--early_stop_patience"
     else:
         state = "is finished"
+        limit = "--epochs, with --time_budget none" if settings.time_budget else limit
         limit += " and --early_stop_patience" if stopped_early else ""
     if accuracy is None:
         if not getattr(settings, "val_is_validation", False):  # else there is no test set

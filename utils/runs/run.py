@@ -25,6 +25,7 @@ from ..reporting.run_folder import (
 from ..settings import TrainSettings
 from ..settings.config import FILE, HOST
 from ..training.progress import Progress
+from ..training.time_budget import TooShort
 
 # PyTorch is imported inside the functions that need it: --help and wrong flags answer at once.
 
@@ -36,10 +37,19 @@ class Run:
         settings, origin: as returned by `utils.settings.config.parse`.
         signals: from `run_entry`.
         model, data: names, for the folder and the summary.
+        started: `time.monotonic()` when the command began; None: now.
     """
 
-    def __init__(self, settings: TrainSettings, origin: dict, signals: Signals, model, data):
-        self.started = time.monotonic()
+    def __init__(
+        self,
+        settings: TrainSettings,
+        origin: dict,
+        signals: Signals,
+        model: str,
+        data: str,
+        started: float | None = None,
+    ):
+        self.started = time.monotonic() if started is None else started
         self.settings, self.origin, self.signals = settings, origin, signals
         self.model_name, self.data_name = model, data
         # Its rank among the processes that train together; None: it trains alone.
@@ -207,7 +217,7 @@ class Run:
     def __exit__(self, kind, error, traceback) -> None:
         if isinstance(error, (UserError, StoppedBySignal)):
             self.console.log(str(error))  # why the run ended; run_entry prints it
-        trained = self.progress.step > 0
+        trained = self.progress.step > 0 and not isinstance(error, TooShort)
         if isinstance(error, UserError) and self.folder is not None and not trained:
             self.folder.discard()
         self._closing.close()

@@ -8,6 +8,7 @@ import torch
 
 from ..checkpoints.checkpoint import Checkpoint
 from ..plural import counted
+from ..reporting.console import duration
 from ..tasks.kinds import Kind
 from ..training.trainer import Trainer
 from .dry_run import rehearse
@@ -56,13 +57,16 @@ def _introduce(run: Run, trainer: Trainer) -> None:
         trained = sum(p.numel() for p in trainer.freeze.head_parameters())
         until = f" until epoch {trainer.freeze.until}" if trainer.freeze.until is not None else ""
         part = f", {trained / 1e6:.2f} M of them trained{until}"
+    steps = counted(trainer.plan.total_steps, "step")
+    if (budget := trainer.time_budget) is not None and not budget.plans:
+        steps = f"{duration(budget.seconds)} in all"
     # With --batch_tokens it is the mean.
     about = "" if run.settings.batch_tokens is None else "about "
     run.console.say(
         f"{run.model_name} ({parameters / 1e6:.2f} M parameters{part}) on {run.data_name} "
         f"({counted(trainer.loader.samples, 'sample')}),{processes} {run.device.type} "
         f"{run.precision.name}, {about}{counted(trainer.loader.step_size, 'sample')} a step, "
-        f"{counted(trainer.plan.total_steps, 'step')}{resumed}; run folder {run.folder.path}"
+        f"{steps}{resumed}; run folder {run.folder.path}"
     )
 
 

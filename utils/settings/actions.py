@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 # Settings without effect if nothing is trained.
 OF_TRAINING = (
     *("epochs", "lr", "clip", "max_steps", "epochs_for_sched", "early_stop_patience"),
-    "steps_per_epoch",
+    *("steps_per_epoch", "time_budget"),
     *("auto_batch", "compile", "cuda_graphs"),
     *("on_nonfinite", "save_every", "checkpoint_hist", "eval_every", "eval_on_start"),
     *("log_every", "output", "checkpoint", "baseline"),

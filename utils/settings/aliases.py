@@ -54,6 +54,7 @@ OTHER_NAMES = {
     "step_epochs": "decay_epochs lr_step_size",
     "sync_base": "min_h",
     "sync_init": "init_h",
+    "time_budget": "time",
     "val_resize": "val_resize_size",
     "wandb": "report_to",
     "warmup_epochs": "lr_warmup_epochs w",

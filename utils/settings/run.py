@@ -1,5 +1,7 @@
 """Flags of the run: what it does, where it is kept, what is logged and reported."""
 
+import os
+import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,7 +12,7 @@ from ..measures.table import OF_SKLEARN, names_in
 from ..reporting.trackers import wandb_mode
 from ..setting import setting
 from .actions import ACTIONS, TRAIN, Action, asked_for
-from .config import Config
+from .config import Config, refuse_beside
 
 run_flag = partial(setting, group="the run and its report", resume="free")
 use_flag = partial(setting, group="using a trained model", resume="free")
@@ -62,6 +64,12 @@ class RunSettings(Config):
         "test set; 0: only at the end, on the test set",
         low=0,
         unit="epochs",
+    )
+    time_budget: str | None = run_flag(
+        None,
+        "Time for the whole command, from its start to the last file: 90s, 10m, 2h or 07:30; "
+        "slurm: to the end of the allocation. The steps and the schedule are fitted to it; "
+        "--epochs and --max_steps, if given as well, limit them",
     )
     eval_on_start: bool = run_flag(
         False,
@@ -168,6 +176,8 @@ class RunSettings(Config):
             yield "use", "--resume names a checkpoint", "resume"
         if self.eval_every == 0:
             yield "eval_on_start", "--eval_every 0 makes no evaluations", "eval_every"
+        if self.time_budget is not None:
+            yield "epochs_for_sched", "the schedule ends with --time_budget", "time_budget"
         for action in (action for action in asked if action.trains):
             yield from action.ineffective()
 
@@ -194,6 +204,15 @@ class RunSettings(Config):
             if asked := OF_SKLEARN.intersection(names):
                 require(f"--{flag} {asked.pop()}", "scikit-learn")
         save_interval(self.save_every)
+        if self.time_budget is not None and self.action.trains:
+            budget_seconds(self.time_budget)
+            refuse_beside(
+                "--time_budget",
+                [
+                    ("--strategy local", self.trains_locally, "its rounds are planned before"),
+                    ("--mixup auto", self.mixup == "auto", "it measures at times planned before"),
+                ],
+            )
         if self.export == "onnx":
             require("--export onnx", "onnx", "onnxscript")
         if self.action is TRAIN and wandb_mode(self.wandb, lambda note: None) != "disabled":
@@ -219,6 +238,29 @@ def copy_path(file: str) -> Path:
         raise UserError(f"--checkpoint {file}: give the name of a file, such as model.safetensors")
     stem = path.stem if path.suffix[1:].isalpha() else path.name  # .1 is no ending
     return path.with_name(f"{stem}.safetensors")
+
+
+def budget_seconds(text: str) -> float | None:
+    """What `--time_budget` says; None: until the end of the allocation. Raises UserError."""
+    if text == "slurm":
+        if not os.environ.get("SLURM_JOB_END_TIME", "").isdecimal():
+            raise UserError(
+                "--time_budget slurm: SLURM_JOB_END_TIME, the end of an allocation, is not set "
+                "here; give a time, such as 2h"
+            )
+        return None
+    value = 0.0
+    if re.fullmatch(r"\d+(\.\d+)?[smh]", text):
+        value = float(text[:-1]) * {"s": 1, "m": 60, "h": 3600}[text[-1]]
+    elif re.fullmatch(r"(\d+:)?\d+:[0-5]\d", text):
+        for part in text.split(":"):
+            value = 60 * value + int(part)
+    if not value:
+        raise UserError(
+            f"--time_budget {text}: a time such as 90s, 10m, 2h, 07:30 (minutes and seconds) or "
+            "1:30:00, or slurm"
+        )
+    return value
 
 
 def save_interval(text: str, steps_per_epoch: int = 1) -> tuple[int | None, float | None]:

@@ -4,6 +4,7 @@ import importlib
 import re
 import shlex
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,7 @@ LENGTHS = ("time_budget", "epochs", "max_steps", "config")
 def main(argv: list[str], text: str) -> int:
     """Trains on what the first word names, or goes on with a run; returns the exit code of an
     entry. `text` says in a line and examples what this does."""
+    started = time.monotonic()
     if not argv or argv[0] in ("-h", "--help"):
         print(
             f"{text.strip()}\n\nAll flags of these scripts may follow, and win over what is chosen:"
@@ -37,7 +39,7 @@ def main(argv: list[str], text: str) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    return importlib.import_module(entry).main(words)
+    return importlib.import_module(entry).main(words, started)
 
 
 def _command(argv: list[str]) -> tuple[str, list[str]]:

@@ -8,6 +8,7 @@ from ..reporting.metrics import MetricsLog, NoMetrics
 from .evaluation import Evaluation
 from .hardware import Hardware, hardware_text
 from .objective import figures
+from .time_budget import TimePlan
 
 # A phase that takes at least this fraction of an epoch's time gets a line of advice.
 NOTABLE = {
@@ -85,6 +86,13 @@ class TrainingLog:
             if phase in self.advice and part >= NOTABLE[phase]:
                 took = f"{phase.replace('_', ' and ')} took {part:.0%} of the time"
                 self.console.say(f"{took}: {self.advice.pop(phase)}")  # once
+
+    def planned(self, at: dict, plan: TimePlan, samples: int, line: str) -> None:
+        """Of --time_budget: `samples` are those of the whole run."""
+        planned = {"total_steps": plan.total_steps, "eval_every": plan.eval_every}
+        self.metrics.write(**at, split="plan", **planned)
+        self.console.resize_bar(samples)
+        self.console.say(line)
 
     def unfrozen(self, step: int, epoch: int) -> None:
         self.metrics.write(step=step, epoch=float(epoch), split="event", event="unfrozen")

@@ -57,6 +57,7 @@ class Progress:
     since_best: int = 0  # evaluations on the validation split since the best or the lowest loss
     stopped_early: bool = False
     mixing: dict | None = None  # with --mixup auto, see controls.py
+    time_plan: list[list[int]] | None = None  # with --time_budget, see time_budget.py
     # Without evaluations and checkpoints, but with the measurements of --mixup auto.
     seconds_training: float = 0.0
     # Of the run and the runs that it resumed, to the last checkpoint.

@@ -1,8 +1,8 @@
 """The training loop of all entries.
 
 The host runs ahead of the device. It waits for the device after the first step, at log lines and
-before a checkpoint (`_read_sums`), in every evaluation, and up to 8 times in a run with `--mixup
-auto` (`control_mixing`).
+before a checkpoint (`_read_sums`), in every evaluation, up to 8 times in a run with `--mixup auto`
+(`control_mixing`), and some 50 times in a run with `--time_budget` (`_follow`).
 """
 
 from collections.abc import Callable, Sequence
@@ -27,6 +27,7 @@ from .memory import peak_memory, within_memory
 from .objective import figures
 from .progress import Progress
 from .steps import Steps
+from .time_budget import Look, Timing, TooShort
 from .times import Clock, PhaseTimes
 
 
@@ -34,8 +35,9 @@ from .times import Clock, PhaseTimes
 class TrainingPlan:
     """How long a run trains, and what it does when."""
 
-    total_steps: int  # optimizer steps of the whole run
+    total_steps: int  # optimizer steps of the whole run; with a time budget at most, until it plans
     limit: str = "--epochs"  # the flag that sets `total_steps`
+    most_steps: int = 0  # the most that a time budget plans
     eval_split: str = "test"  # what is evaluated: "val", which decides the best step, or "test"
     eval_every: int = 1  # epochs between evaluations; 0: none
     eval_on_start: bool = False  # evaluate before the first step, too
@@ -64,6 +66,7 @@ class Trainer:
         freeze: which part of the model trains in which epoch; None: all of it.
         mixing_control: adjusts how strongly samples are mixed; None: that is fixed.
         clock: made when the process began; None: now.
+        timing: with a time budget, which plans how many steps are taken; None: without.
         enter: called with what this process does from now on (see Watch.enter); None: nobody
             wants to know.
     """
@@ -81,6 +84,7 @@ class Trainer:
         freeze: Freeze | None = None,
         mixing_control: MixingControl | None = None,
         clock: Clock | None = None,
+        timing: Timing | None = None,
         enter: Callable[[str], None] | None = None,
     ):
         self.steps, device = steps, steps.precision.device
@@ -92,6 +96,7 @@ class Trainer:
         self.progress.epoch_sums = self._no_sums()
         self.evaluation: Evaluation | None = None  # the last one of this process
         self.clock, self.times = clock or Clock(self.progress, device), PhaseTimes(device)
+        self.timing, self.time_budget = timing, None if timing is None else timing.budget
         self.on_nonfinite = OnNonFinite(
             plan.on_nonfinite, log.console, saver, steps.precision.name == "fp16"
         )
@@ -132,24 +137,24 @@ class Trainer:
         )
 
     def _fit(self, after_step: Sequence[Callable[[], None]]) -> Progress:
-        progress, console, total_steps = self.progress, self.log.console, self.plan.total_steps
+        progress, console, plan = self.progress, self.log.console, self.plan
         self.agreed_signal.signals.defer()
         self.steps.start()
         self.clock.begin()
         self.saver.start(progress.step)
         if not self.steps.strategy.adds_in_order:
             self.settle_order()
-        if self.plan.eval_on_start and progress.step == 0:
+        if plan.eval_on_start and progress.step == 0:
             self._evaluate_start()
-        console.start_bar(self.samples_until(total_steps), self.samples_until(progress.step))
+        console.start_bar(self.samples_until(plan.total_steps), self.samples_until(progress.step))
         try:
             while not progress.stopped_early and (
-                progress.step < total_steps or self._end_is_due()
+                progress.step < plan.total_steps or self._end_is_due()
             ):
                 if not self._end_is_due():  # due at once where a run was stopped in an evaluation
                     self.train_to_epoch_end(after_step)
                 self._end_epoch()
-                if self.agreed_signal.signum is not None and progress.step < total_steps:
+                if self.agreed_signal.signum is not None and progress.step < plan.total_steps:
                     self._stop()
         finally:
             console.end_bar()
@@ -180,10 +185,13 @@ class Trainer:
 
     def _evaluate(self, is_last: bool = False) -> Evaluation | None:
         self.enter("evaluating")
+        start = self.clock.seconds_total
         self.steps.strategy.make_equal()
         with self.steps.evaluated_weights():
             evaluation = self.evaluate(is_last)
         self.times.mark("evaluation")
+        if self.time_budget is not None:
+            self.time_budget.evaluated(self.clock.seconds_total - start)
         return evaluation
 
     def prepare(self, epoch: int) -> None:
@@ -222,6 +230,8 @@ class Trainer:
             for call in after_step:
                 call()
                 times.mark("other")  # a profiler may have written its trace
+            if self.timing is not None and self.timing.budget.is_due(progress.step):
+                self._follow(self.timing, epoch)
             if progress.step % plan.log_every == 0:
                 self._log_window()
             if progress.step % steps_per_epoch == 0 or progress.step >= plan.total_steps:
@@ -248,6 +258,35 @@ class Trainer:
             )
             self.prepare(epoch)  # the evaluation has changed the mode of what is frozen, too
             self.times.mark("evaluation")
+
+    def _follow(self, timing: Timing, epoch: int) -> None:
+        """Plans how many steps there are time for, or corrects the plan. Collective."""
+        progress, budget = self.progress, timing.budget
+        self.clock.pause()
+        if budget.evaluation is None:
+            budget.evaluated(timing.evaluation_seconds())
+            self.prepare(epoch)  # the evaluation has changed the mode of what is frozen, too
+        look = budget.look(progress.step, self.steps.settling)
+        look = Look(*self.steps.exchange.gather_json(look)[0])
+        if look.refusal:
+            raise TooShort(look.refusal)
+        budget.take(look)
+        if look.plan is not None:
+            new = budget.plans[-1]
+            self.plan.total_steps, self.plan.eval_every = new.total_steps, new.eval_every
+            progress.time_plan = [list(plan) for plan in budget.plans]
+            self.steps.schedule = timing.changed(self.steps.schedule)
+            samples = self.samples_until(new.total_steps)
+            self.log.planned(self._position(), new, samples, look.line)
+        if look.rehearses:  # a resumed run goes on with the plan
+            start = self.clock.seconds_total
+            self.save()
+            self.saver.wait()
+            saved = self.clock.seconds_total
+            timing.rehearse_report()
+            budget.rehearsed(saved - start, self.clock.seconds_total - saved)
+        self.times.mark("other")
+        self.clock.resume()
 
     def _agree_on_stop_and_save(self) -> tuple[bool, bool]:
         """(whether a signal has asked the run to stop, whether a checkpoint is due), the same on
@@ -371,6 +410,8 @@ class Trainer:
 
     def _show(self, sums, speed: float | None = None, hardware: dict | None = None) -> None:
         left = self.samples_until(self.plan.total_steps) - self.samples_until(self.progress.step)
+        if self.time_budget is not None and not self.time_budget.plans:
+            speed = None  # with which the time that is left would be shown
         self.log.show(sums, self._position()["epoch"], left, speed, hardware)
 
     def _position(self) -> dict:
