@@ -262,5 +262,5 @@ def test_keys_of_the_metrics_are_documented(full_run):
     assert shares and all(set(share) == {*PHASES, "other"} for share in shares)
     table = rows("docs/run_folder.md", "## metrics.jsonl")[2:]
     others = {"model", "best", "steps", "gap", "strength"}  # the last two of --mixup auto
-    others |= {*FIGURES}  # of a GPU
+    others |= {*FIGURES, "total_steps", "eval_every"}  # of a GPU; of --time_budget
     assert {key for cells in table for key in coded(cells[1])} - keys <= others
