@@ -20,12 +20,14 @@ from ..reporting.console import duration
 # hundredth of it or so many seconds.
 KNOWN_FRACTION, KNOWN_STEPS, KNOWN_LEAST, KNOWN_SECONDS = 0.05, 20, 0.01, 10.0
 LOOKS = 6  # a plan is looked at again after a sixth of the steps that are left
-# A plan is corrected that misses its end by more than these fractions: of the time left for steps
-# and evaluations, and of the whole time.
-TOLERANCE, LEAST_TOLERANCE = 0.1, 0.015
+# A plan is corrected that misses its end by more than this fraction of the time left for steps and
+# evaluations, and by more than the margin.
+TOLERANCE = 0.1
 EVALUATIONS = 0.1  # the most of the time that evaluations take before the last step
 REPORT_SECONDS = 4.0  # that the report is thought to take before it is rehearsed
 SLOWER = 1.5  # what was measured is thought to take up to so many times as long on a slower machine
+# An evaluation of more than a part of the time is estimated again after another part of it.
+LONG_EVALUATION, STALE = 0.03, 0.25
 # Kept free at the end: a fraction of the time, but no more than so many seconds.
 MARGIN, MARGIN_SECONDS = 0.015, 20.0
 
@@ -49,6 +51,7 @@ class Look(NamedTuple):
     plan: TimePlan | None = None  # a new one
     line: str = ""  # about it
     refusal: str = ""  # why the run cannot go on
+    estimates: bool = False  # whether an evaluation is to be estimated before another look
     rehearses: bool = False  # whether a checkpoint and the report are to be written, and timed
 
 
@@ -60,7 +63,7 @@ class Cost:
     per_step: float | None = None
 
     def when(self, per_step: float) -> float:
-        """What it takes when a step takes `per_step`; a machine that is slower slows all down."""
+        """What it takes when a step takes `per_step`: a slower machine slows down all."""
         self.per_step = self.per_step or per_step
         slower = per_step / self.per_step if self.per_step else 1.0
         return self.seconds * min(SLOWER, max(1.0, slower))
@@ -109,6 +112,7 @@ class TimeBudget:
         self.save: Cost | None = None
         self.report = Cost(REPORT_SECONDS)
         self._per_step: float | None = None
+        self._evaluated_at = 0.0
         self._others = 0.0  # seconds of this process that were not spent on steps
         # (step, seconds spent on steps) at each look, after the first step, which compiles.
         self._marks: list[tuple[int, float]] = []
@@ -133,10 +137,10 @@ class TimeBudget:
     def _now(self, cost: Cost | None) -> float:
         return 0.0 if cost is None else cost.when(self._per_step or 0.0)
 
-    def evaluated(self, seconds: float) -> None:
-        """To be called after an evaluation."""
-        self.evaluation = Cost(seconds, self._per_step)
-        self._others += seconds
+    def evaluated(self, seconds: float, spent: float | None = None) -> None:
+        """To be called after an evaluation, or after an estimate that took `spent` seconds."""
+        self.evaluation, self._evaluated_at = Cost(seconds, self._per_step), self.elapsed()
+        self._others += seconds if spent is None else spent
 
     def rehearsed(self, save: float, report: float) -> None:
         """To be called with the seconds that a checkpoint and the report have taken."""
@@ -153,25 +157,30 @@ class TimeBudget:
             self._marks = [(step, self.elapsed() - self._others)]
             self._known_after = KNOWN_FRACTION * max(self.left, 0.0)
             return Look(step + 1)
-        self._marks.append((step, self.elapsed() - self._others))
+        if self._marks[-1][0] < step:
+            self._marks.append((step, self.elapsed() - self._others))
         plan = self.plans[-1] if self.plans else None
         ahead = plan.total_steps - step if plan else self.most_steps
         if not self._is_known():
             return Look(step + max(1, min(step - self._marks[0][0], ahead // LOOKS)))
         per_step, rehearses = self._step_seconds(ahead), self.save is None
         self._per_step, evaluation = per_step, self._now(self.evaluation)
+        is_long = self.end_evaluations * evaluation > LONG_EVALUATION * self.seconds
+        is_stale = is_long and self.elapsed() - self._evaluated_at > STALE * self.seconds
+        if self.evaluation is None or is_stale:
+            return Look(step, estimates=True)
 
         def needed(total: int, every: int) -> float:
             evaluations = self._evaluations(step, total, every)
             return (total - step) * per_step + evaluations * evaluation
 
-        left = self.left - min(MARGIN * self.seconds, MARGIN_SECONDS) - self.end
-        tolerance = LEAST_TOLERANCE * self.seconds
+        margin = min(MARGIN * self.seconds, MARGIN_SECONDS)
+        left = self.left - margin - self.end
         every = self._thinned(per_step)
         if plan is not None:
             missed = needed(plan.total_steps, plan.eval_every) - left
             no_more = plan.total_steps == self.most_steps and missed < 0
-            if no_more or abs(missed) <= max(TOLERANCE * left, tolerance):
+            if no_more or abs(missed) <= max(TOLERANCE * left, margin):
                 return Look(step + max(1, ahead // LOOKS), rehearses=rehearses)
             if every / 2 <= plan.eval_every <= 2 * every:
                 every = plan.eval_every
@@ -181,7 +190,7 @@ class TimeBudget:
         while True:
             fitting = bisect.bisect(totals, left, key=lambda total: needed(total, every))
             total = totals[max(0, fitting - 1)]
-            is_full = left - needed(total, every) <= tolerance + per_step
+            is_full = left - needed(total, every) <= margin + per_step
             if is_full or total == self.most_steps or not self._evaluations(step, total + 1, every):
                 break
             every *= 2  # there is no time for the next evaluation, but for more steps
@@ -229,7 +238,9 @@ class TimeBudget:
     def _line(self, plan: TimePlan, until: float) -> str:
         epochs = plan.total_steps / self.steps_per_epoch
         interval = plan.eval_every * self.steps_per_epoch
-        evaluated = f"evaluated every {counted(plan.eval_every, 'epoch')}"
+        evaluated = f"evaluated every {plan.eval_every} epochs"
+        if plan.eval_every == 1:
+            evaluated = "evaluated after every epoch"
         if not interval or interval >= plan.total_steps:
             evaluated = "evaluated at the end"
         corrected = ", corrected" if self.plans else ""

@@ -263,11 +263,18 @@ class Trainer:
         """Plans how many steps there are time for, or corrects the plan. Collective."""
         progress, budget = self.progress, timing.budget
         self.clock.pause()
-        if budget.evaluation is None:
-            budget.evaluated(timing.evaluation_seconds())
+
+        def agreed_look() -> Look:
+            look = budget.look(progress.step, self.steps.settling)
+            return Look(*self.steps.exchange.gather_json(look)[0])
+
+        look = agreed_look()
+        if look.estimates:
+            start = self.clock.seconds_total
+            estimate = timing.evaluation_seconds()
+            budget.evaluated(estimate, self.clock.seconds_total - start)
             self.prepare(epoch)  # the evaluation has changed the mode of what is frozen, too
-        look = budget.look(progress.step, self.steps.settling)
-        look = Look(*self.steps.exchange.gather_json(look)[0])
+            look = agreed_look()
         if look.refusal:
             raise TooShort(look.refusal)
         budget.take(look)
@@ -280,7 +287,7 @@ class Trainer:
             self.log.planned(self._position(), new, samples, look.line)
         if look.rehearses:  # a resumed run goes on with the plan
             start = self.clock.seconds_total
-            self.save()
+            self.save(phase="other")  # no advice on --save_every follows from it
             self.saver.wait()
             saved = self.clock.seconds_total
             timing.rehearse_report()
@@ -431,8 +438,9 @@ class Trainer:
 
     # ---- saving and resuming ------------------------------------------------------------------
 
-    def save(self, final: bool = False) -> None:
-        """Saves a checkpoint of this step; `final`: waits until it is on disk (see Saver)."""
+    def save(self, final: bool = False, phase: str = "checkpoint") -> None:
+        """Saves a checkpoint of this step; `final`: waits until it is on disk (see Saver). `phase`:
+        whose time it is."""
         self.times.mark("other")
         self.enter("saving")
         self.steps.strategy.make_equal()
@@ -442,7 +450,7 @@ class Trainer:
         if self.mixing_control is not None:
             self.progress.mixing = self.mixing_control.state_dict()
         self.saver.save(self.steps.snapshot(), self.progress.best_step, final)
-        self.times.mark("checkpoint")
+        self.times.mark(phase)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restores model, optimizer, random states and position."""
