@@ -14,8 +14,8 @@ from utils.training.objective import Classification
 
 def quick(patch: pytest.MonkeyPatch) -> None:
     """Cuts the time of a run to a third: the built-in data sets have up to 600 samples to train on
-    and 100 to test on, and curves.png and report.html are empty (tests/reporting/test_plots.py and
-    test_run_page.py have whole ones)."""
+    and 100 to test on, and curves.png, confusion.png and report.html are empty
+    (tests/reporting/test_plots.py, test_classes.py and test_run_page.py have whole ones)."""
     for data, classes in ((shapes, 10), (headlines, 4)):
         patch.setattr(data, "TRAIN_PER_CLASS", 600 // classes)
         patch.setattr(data, "TEST_PER_CLASS", 100 // classes)
@@ -23,6 +23,8 @@ def quick(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(
             f"utils.runs.{module}.draw_curves", lambda records, path, *_: path.write_bytes(b"")
         )
+    patch.setattr("utils.reporting.classes.draw_confusions", lambda *_: None)
+    patch.setattr("utils.reporting.classes.save_figure", lambda _, path: path.write_bytes(b""))
     patch.setattr(
         "utils.runs.report.write_run_page",
         lambda folder, *_: (folder / "report.html").write_bytes(b""),

@@ -28,6 +28,7 @@ from tuning.search import Search
 from utils.launch import launcher as launch
 from utils.models.resnet import ResNet
 from utils.settings.config import parse
+from utils.start.command import main as train
 from utils.training.hardware import FIGURES
 from utils.training.times import PHASES
 
@@ -43,7 +44,6 @@ SAID = {
     "--eval_data": " samples of ",
 }
 SAID_BESIDES = {
-    "--report": "worst classes",
     "--profile": "trace.json.gz",
     "--val_fraction": "best on the validation split",
     "--model convnext_tiny --pretrained": "head of 1000 classes replaced by one of 2",
@@ -53,8 +53,7 @@ SAID_BESIDES = {
 }
 # Files of a training run, always or with this flag.
 LEFT = {
-    "": "summary.json",
-    "--report": "report/per_class.csv",
+    "": "report/per_class.csv",
     "--profile": "trace.json.gz",
     "--wandb": "wandb/run_id",
 }
@@ -113,6 +112,9 @@ def test_commands_run(workplace, block):
         command = re.sub(r"step-\d{8}", newest("runs/my_run").name, line)
         if command.startswith("python ") and command.split()[1] in ENTRIES:
             _run_entry(workplace, command)
+        elif command.startswith("python train.py "):
+            short = ["--max_steps", "1", "--threads", "1", "--device", "cpu", "--workers", "0"]
+            assert train([*shlex.split(command)[2:], *short], "") == 0
         elif "bash run_distributed.sh" in command:
             _prepare_launch(command)
         elif command.startswith("bash tuning/"):
@@ -209,10 +211,11 @@ def test_cifar_stem_in_torchvision():
 def full_run(workplace) -> Path:
     """A run with all files that there can be, except those of wandb."""
     entry = "python resnet50_test.py"
-    flags = "--dataset shapes --val_fraction 0.1 --ema_decay 0.9 --report --profile --flip_test"
+    flags = "--dataset shapes --val_fraction 0.1 --ema_decay 0.9 --profile --flip_test"
     flags += " --meta_learning --meta_every 1 --log_clean_accuracy --output runs/full"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("utils.runs.report.FRACTION", 1e9)  # it is too short for labels_to_check.csv
+        # It is too short for labels_to_check.csv.
+        patch.setattr("utils.runs.report.spare_seconds", lambda trainer: 1e9)
         assert run(f"{entry} {flags} {SHORT} {SMALL['resnet50_test.py']} --max_steps 3").code == 0
     assert run(f"{entry} --resume runs/full --export safetensors").code == 0
     assert run(f"{entry} --resume runs/full --predict new_pictures").code == 0
@@ -263,5 +266,5 @@ def test_keys_of_the_metrics_are_documented(full_run):
     assert shares and all(set(share) == {*PHASES, "other"} for share in shares)
     table = rows("docs/run_folder.md", "## metrics.jsonl")[2:]
     others = {"model", "best", "steps", "gap", "strength"}  # the last two of --mixup auto
-    others |= {*FIGURES}  # of a GPU
+    others |= {*FIGURES, "total_steps", "eval_every"}  # of a GPU; of --time_budget
     assert {key for cells in table for key in coded(cells[1])} - keys <= others

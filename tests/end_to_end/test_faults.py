@@ -68,7 +68,7 @@ def test_a_run_works(monkeypatch):
         assert summary[key] is not None, key
     assert sorted(os.listdir("run")) == [
         ".lock", "checkpoints", "config.yaml", "curves.png", "evaluated.csv", "log.txt",
-        "metrics.jsonl", "report.html", "splits.csv", "summary.json", "tensorboard",
+        "metrics.jsonl", "report", "report.html", "splits.csv", "summary.json", "tensorboard",
     ]  # fmt: skip
 
 
@@ -243,7 +243,7 @@ def test_val_is_the_test_set_or_with_a_flag_the_validation_split(capfd, fails):
     assert "best_val_accuracy" in summary and summary["test_accuracy"] is None
     assert main(["--resume", "other", "--eval_only"]) == 0
     assert "validation accuracy" in capfd.readouterr().out
-    assert "no effect" in fails(*folder, "--val_is_validation", "--report")
+    assert "no effect" in fails(*folder, "--val_is_validation", "--flip_test")
 
 
 def test_changed_data_is_refused_on_resume(fails):

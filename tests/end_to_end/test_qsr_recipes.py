@@ -11,7 +11,7 @@ from utils.data.steps import Steps
 from utils.local.rules import simulate
 from utils.local.workers import Workers
 from utils.runs.local import rule_of
-from utils.runs.optimization import schedule_of
+from utils.runs.optimization import schedule_maker
 from utils.settings.config import parse
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -38,7 +38,7 @@ def rounds_of(settings):
         mixing=None, drop_last=settings.drop_last,
     ).steps_per_epoch  # fmt: skip
     total = settings.epochs * epoch
-    schedule = schedule_of(settings, settings.lr, total, epoch, None, {}, print)
+    schedule = schedule_maker(settings, settings.lr, epoch)(total)
     rule = rule_of(settings, schedule, settings.lr, total, epoch)
     return simulate(rule, lambda step: settings.lr * schedule.factor(step))
 

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from html_pages import Page
 
+import transformer_test
 from resnet50_test import main
+from utils.reporting.run_page import write_run_page
 from utils.training.objective import Classification
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -101,7 +104,7 @@ def test_tensorboard_of_a_branch_has_the_metrics_from_the_start(works):
 
 
 def test_the_report_of_the_classes(works):
-    said = works(*TINY, "--epochs", "1", "--report", "--output", "run")
+    said = works(*TINY, "--epochs", "1", "--output", "run")
     assert "worst classes of 10" in said
     told, rows = summary("run"), table("run/report/confusion.csv")
     matrix = torch.tensor([[int(cell) for cell in row[1:]] for row in rows[1:]])
@@ -112,7 +115,50 @@ def test_the_report_of_the_classes(works):
         assert int(samples) == matrix[row].sum()
         expected = matrix[row, row] / matrix[row].sum()
         assert float(recall) == pytest.approx(float(expected), abs=1e-4)
-    assert Path("run/report/confusion.png").read_bytes().startswith(b"\x89PNG")
+    assert Path("run/report/confusion.png").is_file()
+
+
+@pytest.fixture
+def whole_page(own_folder, monkeypatch):
+    """With the report.html that users get, and time to look for near copies."""
+    monkeypatch.setattr("utils.runs.report.write_run_page", write_run_page)
+    monkeypatch.setattr("utils.runs.report.spare_seconds", lambda trainer: 1e9)
+    monkeypatch.setattr("utils.inference.use_model.FRACTION", 1e6)
+
+
+def told(run: str, tag: str = "li") -> list[str]:
+    return [text for _, text in Page(Path(run, "report.html").read_text()).of(tag)]
+
+
+@pytest.mark.usefixtures("whole_page")
+def test_a_page_of_pictures_that_is_lost_comes_back(works):
+    mixed = ["--mixup", "0.4", "--cache_dir", "cache"]
+    said = works(*TINY, *mixed, "--epochs", "1", "--no_baseline", "--output", "run")
+    assert said.strip().endswith("run/report.html")
+    first = Path("run/report.html").read_text()
+    assert "0 of 100 test samples are nearly the same as training samples" in told("run")
+    assert first.count("data:image/png") >= 24 + 16  # mistakes, and the first batch
+    Path("run/report.html").unlink()
+    assert "to write its report: --resume run --eval_only" in works("--resume", "run")
+    works("--resume", "run", "--eval_only")
+    assert Path("run/report.html").read_text() == first
+    Path("run/report.html").unlink()
+    works("--resume", "run", "--eval_only", "--no_report")
+    assert not Path("run/report.html").exists()
+
+
+@pytest.mark.usefixtures("whole_page")
+def test_a_page_of_texts_without_a_test(capfd):
+    flags = "--dataset headlines --subset 64 --layers 1 --dim 16 --heads 2 --ffn 16 --bs 16"
+    flags += " --val_fraction 0.2 --no_final_test --max_steps 2 --device cpu --threads 1"
+    flags += " --no_baseline --cache_dir cache --output run"
+    assert transformer_test.main(flags.split()) == 0
+    out = capfd.readouterr().out
+    assert "worst classes of 4" in out and Path("run/report/confusion.csv").is_file()
+    (copies,) = [text for text in told("run") if "nearly the same as training samples" in text]
+    assert copies.split(" of ")[1].startswith("120 validation samples")
+    assert (f"note: {copies}, which flatters" in out) is not copies.startswith("0 ")
+    assert sum(text.startswith("[CLS] ") for text in told("run", "blockquote")) == 4
 
 
 @pytest.mark.slow

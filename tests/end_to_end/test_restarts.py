@@ -154,16 +154,18 @@ def test_the_note_on_the_schedule_is_printed_only_if_it_changes(run):
 
 @pytest.mark.slow
 def test_a_finished_run_points_to_its_report(run):
-    assert run(*TINY, "--epochs", 1, "--output", "run")[0] == 0
-    advice = "to write the class report: --resume run --eval_only --report"
+    assert run(*TINY, "--epochs", 1, "--no_report", "--output", "run")[0] == 0
+    advice = "to write its report: --resume run --eval_only --report"
+    assert not (Path("run/report").exists() or Path("run/report.html").exists())
+    assert advice not in run("--resume", "run")[1]
     said = run("--resume", "run", "--report")[1]
     assert "this run is finished: 1 epoch, " in said and advice in said
     code, out, _ = run("--resume", "run", "--eval_only", "--report")
-    assert code == 0 and "run/report" in out
+    assert code == 0 and "run/report" in out and Path("run/report.html").exists()
     assert sorted(path.name for path in Path("run/report").iterdir()) == [
         "confusion.csv", "confusion.png", "evaluated.csv", "per_class.csv",
     ]  # fmt: skip
-    assert "to write the class report" not in run("--resume", "run", "--report")[1]
+    assert "to write its report" not in run("--resume", "run", "--report")[1]
 
 
 @pytest.mark.slow

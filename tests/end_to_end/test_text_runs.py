@@ -110,8 +110,8 @@ def test_own_texts_are_learned(run, own_texts):
     assert found["optimizer"] == "adamw" and found["classes"] == 3 and found["skipped_rows"] == 0
     assert sorted(path.name for path in Path("run").iterdir()) == [
         ".lock", "checkpoints", "config.yaml", "curves.png", "evaluated.csv", "log.txt",
-        "metrics.jsonl", "report.html",
-        "splits.csv", "summary.json", "tensorboard", "tokenizer.json",
+        "metrics.jsonl", "report", "report.html", "splits.csv", "summary.json", "tensorboard",
+        "tokenizer.json",
     ]  # fmt: skip
     card = json.loads((checkpoint("run") / "state.json").read_text())["settings"]["data"]
     assert card["classes"] == ["ant", "bee", "cat"]

@@ -8,7 +8,7 @@ import torch
 
 import vit_test
 from utils.data.steps import Steps
-from utils.runs.optimization import schedule_of
+from utils.runs.optimization import schedule_maker
 from utils.settings.config import parse
 from utils.weights.card import ModelCard
 
@@ -57,7 +57,7 @@ def test_rate_of_every_epoch(name):
     ).steps_per_epoch  # fmt: skip
     total = settings.epochs * steps
     assert (steps, total) == (39, 11_700)
-    schedule = schedule_of(settings, settings.lr, total, steps, None, {}, print)
+    schedule = schedule_maker(settings, settings.lr, steps)(total)
     for epoch in range(300):
         expected = (epoch + 1) / 151 if epoch < 150 else (300 - epoch) / 150
         for step in (0, steps - 1):

@@ -155,7 +155,7 @@ ENTRIES = {
     "resnet": (
         resnet50_test,
         f"--dataset shapes --depth 18 --width 4 --lr 0.01 --ema_decay 0.5 {TINY}",
-        "--flip_test --report",
+        "--flip_test",
     ),
     "vit": (
         vit_test,
@@ -166,7 +166,7 @@ ENTRIES = {
         transformer_test,
         "--dataset headlines --layers 2 --dim 16 --heads 2 --ffn 16 --vocab_size 400 "
         f"--dropout 0.1 --fused speed --cache_dir cache {TINY}",
-        "--report",
+        "",
     ),
 }
 
@@ -209,12 +209,12 @@ def test_metrics_and_predictions_are_those_of_pytorch(name, run_resnet, capsys):
     run(train)
     use = "--resume run --engine"
     of_torch = run(f"{use} torch --eval_only {options}")
-    counts = [*Path("run/report").glob("[cp]*.csv")]  # without --report there are none
+    counts = [*Path("run/report").glob("[cp]*.csv")]
     answers = [*Path("run/report").glob("evaluated.csv")]
     report, answered = [path.read_bytes() for path in counts], [*map(cells, answers)]
     of_ort = run(f"{use} ort --eval_only {options}")
     assert [path.read_bytes() for path in counts] == report
-    assert len(counts) == 2 * len(answers) == 2 * ("--report" in options)
+    assert len(counts) == 2 * len(answers) == 2
     for (words, numbers), (words_of_ort, numbers_of_ort) in zip(
         answered, map(cells, answers), strict=True
     ):

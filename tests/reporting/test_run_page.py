@@ -15,7 +15,7 @@ from utils.exchange import Exchange
 from utils.measures.findings import Doubt, find
 from utils.measures.outcomes import Outcomes
 from utils.reporting.answers import SampleNames
-from utils.reporting.run_page import DOUBTS, write_run_page
+from utils.reporting.run_page import DOUBTS, Seen, write_run_page
 
 CLASSES = ["cat", "<script>alert(1)</script>", "a & b"]
 TARGETS = torch.tensor([0, 0, 1, 2, 2, 1])
@@ -75,10 +75,21 @@ def pictures(folder: Path) -> SampleNames:
     return SampleNames(["file"], lambda: ([str(path)] for path in paths), picture=picture)
 
 
+def seen(names: SampleNames, targets=TARGETS, copies=(), batch=()) -> Seen:
+    """The test samples, from which the training samples differ in the class of the last one."""
+    of_training = targets.numpy().copy()
+    of_training[-1] = 0
+    labels = {"train": of_training, "test": targets.numpy()}
+    notes = ["<i>look</i>", "what loading found"]
+    return Seen(dict.fromkeys(labels, names), labels, "test", notes, copies, lambda: batch)
+
+
 @pytest.fixture
 def page(tmp_path) -> Page:
     folder = write_run(tmp_path / "run")
-    write_run_page(folder, "a <model> on data", CLASSES, recorded(), pictures(tmp_path))
+    batch = [np.zeros((8, 8, 3), np.uint8)] * 2
+    of_data = seen(pictures(tmp_path), copies=[(0, 0), (5, 5), (2, 1)], batch=batch)
+    write_run_page(folder, "a <model> on data", CLASSES, recorded(), of_data)
     text = (folder / "report.html").read_text(encoding="utf-8")
     assert "http:" not in text.replace("http://www.w3.org", "") and "https:" not in text
     return Page(text)
@@ -93,7 +104,8 @@ def test_the_result_and_what_the_run_said(page):
     rows = texts_of(page, "td")
     assert rows[:2] == ["50.00 %", "18.8 to 81.2"] and "75.0 %" in rows and "<b>" in rows
     told = texts_of(page, "li")
-    assert "<i>look</i>" in told and "data took 25% of the time: more --workers" in told
+    assert told.count("<i>look</i>") == told.count("what loading found") == 1
+    assert "data took 25% of the time: more --workers" in told
     assert "python resnet50_test.py --config" in texts_of(page, "code")[0]
     assert texts_of(page, "strong") == ["A baseline is better: see below."]
     assert rows[4:6] == ["50.00 %", "66.00 %"]
@@ -107,21 +119,31 @@ def test_nothing_of_the_user_s_becomes_html(page):
 
 
 def test_mistakes_are_shown_the_surest_first(page):
-    images = [attrs for attrs, _ in page.of("img")]
+    images = [attrs for attrs, _ in page.of("img")][:3]
     assert [one["alt"][-8:-4] for one in images] == ["'5 ä", "'1 ä", "'3 ä"]
     assert all(one["src"].startswith("data:image/jpeg;base64,") for one in images)
     picture = Image.open(io.BytesIO(base64.b64decode(images[0]["src"].partition(",")[2])))
     assert picture.size == (64, 128) and abs(np.asarray(picture)[0, 0, 0].astype(int) - 200) < 3
     links = [attrs["href"] for attrs, _ in page.of("a") if attrs["href"] != "evaluated.csv"]
-    assert links == ["../%271%20%C3%A4.png", "../%273%20%C3%A4.png"]  # that of 5 is gone
+    assert links[:2] == ["../%271%20%C3%A4.png", "../%273%20%C3%A4.png"]  # that of 5 is gone
     cat, script, both = CLASSES
-    assert texts_of(page, "b") == [script, both, cat, script, both, cat]  # true, predicted
+    assert texts_of(page, "b")[:6] == [script, both, cat, script, both, cat]  # true, predicted
+
+
+def test_the_data_and_what_is_nearly_the_same_as_in_training(page):
+    *pairs, first, second = [attrs for attrs, _ in page.of("img")][3:]
+    assert [one["alt"][-8:-4] for one in pairs] == [f"'{i} ä" for i in (5, 5, 2, 1, 0, 0)]
+    cat, script, _ = CLASSES
+    assert texts_of(page, "b")[6:8] == [script, cat]  # those of two classes come first
+    assert any(text.startswith("3 of 6 test pictures are") for text in texts_of(page, "p"))
+    assert first == second and first["src"].startswith("data:image/png;base64,")
+    assert f"6 training samples, from 1 of {script} to 3 of {cat}" in texts_of(page, "li")
 
 
 def test_the_most_doubtful_labels_are_shown(tmp_path):
     folder = write_run(tmp_path / "run")
     doubts = [Doubt(sample, 0, 1, 0.75, 0.1) for sample in (1, 2)] * 10
-    write_run_page(folder, "t", CLASSES, recorded(), pictures(tmp_path), doubts)
+    write_run_page(folder, "t", CLASSES, recorded(), seen(pictures(tmp_path)), doubts)
     page = Page((folder / "report.html").read_text(encoding="utf-8"))
     captions = texts_of(page, "figcaption")
     assert sum(text.startswith("labelled") for text in captions) == DOUBTS
@@ -153,14 +175,20 @@ def test_texts_and_many_classes(tmp_path):
     folder = write_run(tmp_path / "run", baseline=None, baseline_wins=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("utils.reporting.run_page.is_installed", lambda name: False)
-        write_run_page(folder, "t", classes, recorded(logits, targets), names)
+        of_data = seen(names, targets, [(3, 3)], ["[CLS] <u>9</u>"])
+        write_run_page(folder, "t", classes, recorded(logits, targets), of_data)
         page = Page((folder / "report.html").read_text())
-        write_run_page(folder, "t", classes, recorded(9 * torch.eye(150), targets), names)
-    (text,) = texts_of(page, "blockquote")
+        of_data = seen(names, targets)
+        write_run_page(folder, "t", classes, recorded(9 * torch.eye(150), targets), of_data)
+    text, *pair, of_batch = texts_of(page, "blockquote")
+    assert pair[0] == pair[1] and pair[0].startswith("<u>3</u>") and of_batch == "[CLS] <u>9</u>"
     assert text.startswith("<u>7</u>") and text.endswith("…") and len(text) < 700
     assert page.of("svg") == page.of("u") == page.of("img") == []
-    assert "c8" in texts_of(page, "td") and "t.csv, line 7" in texts_of(page, "p")[-1]
-    assert "surest" not in (folder / "report.html").read_text()
+    assert "c8" in texts_of(page, "td") and any(
+        text.endswith("t.csv, line 7") for text in texts_of(page, "figcaption")
+    )
+    text = (folder / "report.html").read_text()
+    assert "surest" not in text and "Nearly the same" not in text
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 100])

@@ -32,6 +32,15 @@ def test_resume_without_a_name_may_stand_in_yaml(make_run, write):
     assert run.samefile(settings.resume)
 
 
+@pytest.mark.parametrize(("came", "kept"), [("default", True), ("command line", False)])
+def test_an_earlier_run_has_the_report_unless_it_was_switched_off(came, kept, make_run):
+    """It was off by default."""
+    config = make_run("--no_report") / "config.yaml"
+    line = "report: false  # "
+    config.write_text(config.read_text().replace(f"{line}command line", f"{line}{came}"))
+    assert settings_of("--resume", config.parent).report is kept
+
+
 def test_resume_may_name_a_checkpoint_of_the_run(make_run):
     run = make_run("--width", 16)
     step = run / "checkpoints" / "step-00000003"

@@ -364,11 +364,10 @@ def test_evaluation_reads_at_its_end(tmp_path, gpu, what):
             trainer.steps.model,
             test.epoch(),
             trainer.steps.precision,
-            measures=Measures(3),
-            confusions=True,
+            measures=Measures(3, ["f1_macro"]),
             flip=flip,
         )
-    assert found.confusion.shape == (3, 3)
+    assert found.counts["confusions"].shape == (3, 3)
     numbers = 6  # three sums of the pictures and of their mirror images, beside a matrix
     assert gpu.reads == [(0, EVALUATED)] * numbers + [(0, COUNTED)]
 

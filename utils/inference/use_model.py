@@ -16,11 +16,14 @@ from ..errors import UserError
 from ..files import replace_file, written_aside
 from ..launch.signals import StoppedBySignal
 from ..plural import counted
+from ..reporting.recorded import read_runs
 from ..reporting.run_folder import EVALUATED, REPORT, default_path
+from ..runs.baseline import FRACTION
 from ..runs.prepare import kept_modules, measure_split, prepare
-from ..runs.report import flip_text, report_classes, report_samples
+from ..runs.report import flip_text, report_classes, report_samples, write_page
 from ..runs.resume import which_weights
 from ..runs.run import Run
+from ..settings.config import DEFAULT
 from ..settings.run import copy_path
 from ..tasks.kinds import Kind
 from ..tasks.text_data import text_request
@@ -172,8 +175,9 @@ def _predict_texts(
 
 def evaluate_only(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> None:
     """Evaluates `checkpoint`; None: the model as it is, with the weights of --pretrained. In the
-    run's folder only the report (--report) is written."""
-    folder, report, flip = run.resumed_folder(), run.settings.report, run.settings.flip_test
+    run's folder only the report (--report) is written; without a run only if it is asked for."""
+    folder, flip = run.resumed_folder(), run.settings.flip_test
+    report = run.settings.report and (folder is not None or run.origin["report"] != DEFAULT)
     ready = prepare(run, kind, checkpoint)
     task, what = ready.task, "--pretrained"
     if checkpoint is not None:
@@ -186,13 +190,18 @@ def evaluate_only(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> None:
     if other and (absent := set(range(len(classes))).difference(task.test.labels.tolist())):
         count = f"{len(absent):,} of the {len(classes):,} classes, such as {classes[min(absent)]!r}"
         run.console.say(f"note: {other} has no samples of {count}")
-    result = measure_split(run, ready, task.test, report, flip, records=report)
+    result = measure_split(run, ready, task.test, flip, records=report)
     split = "val" if task.test is task.val else "test"
     if report:
         folder = folder or default_path(run.model_name, run.data_name)
-        folder = _report_folder(run.settings, folder, checkpoint)
-        report_classes(result, classes, folder, run.console.say, writes=run.leads)
-        report_samples(result, task, split, folder / EVALUATED, run)
+        place = _report_folder(run.settings, folder, checkpoint)
+        outcomes = report_samples(result, task, split, place / EVALUATED, run)
+        if outcomes is not None:
+            report_classes(outcomes, classes, place, run.console.say)
+            run.console.say(f"answers to all samples, and the class report: {place}")
+            summary = {} if checkpoint is None or other else read_runs([folder])[0].summary
+            if checkpoint is not None and summary.get("model_step") == checkpoint.step:
+                write_page(run, folder, task, outcomes, split, FRACTION * summary["seconds_total"])
     split = "validation " if split == "val" else "" if other else "test "
     run.console.say(
         f"{what}: {split}loss {result.loss:.4f}, {split}{result.in_words(result.intervals())} on "

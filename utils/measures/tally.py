@@ -27,17 +27,10 @@ class Tally:
     classes: their number.
     device: of the logits.
     measures: those that the counts are for.
-    confusions: counts the confusion matrix even if no measure needs it.
     """
 
-    def __init__(
-        self,
-        classes: int,
-        device: torch.device,
-        measures: Collection[Measure] = (),
-        confusions: bool = False,
-    ):
-        needed = {measure.of for measure in measures} | ({"confusions"} if confusions else set())
+    def __init__(self, classes: int, device: torch.device, measures: Collection[Measure] = ()):
+        needed = {measure.of for measure in measures}
         self.classes, self.most = classes, max((measure.k for measure in measures), default=1)
         shapes = {"hits": (self.most + 1,), "confusions": (classes, classes)}
         self._sums = {

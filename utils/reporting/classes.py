@@ -1,18 +1,17 @@
 """The report on classes: scores of each, the confusion matrix, and plots of pairs of classes."""
 
 import csv
-import io
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..files import replace_file
 from ..machine.packages import is_installed
 from ..measures.compute import class_scores, margins
 from ..plural import counted
+from .answers import table_file
 from .csv_fields import safe_text
 from .plots import save_figure
 
@@ -34,45 +33,56 @@ def write_class_report(matrix: np.ndarray, classes: list[str], folder: Path) -> 
         folder: where the files go.
 
     Raises:
-        OSError: a file cannot be written.
+        UserError: a file cannot be written; or OSError.
     """
-    folder = Path(folder)
-    replace_file(folder / "per_class.csv", _table(_per_class(matrix, classes)))
-    header = ["true class \\ predicted", *map(safe_text, classes)]
-    rows = ([safe_text(name), *row] for name, row in zip(classes, matrix.tolist(), strict=True))
-    replace_file(folder / "confusion.csv", _table([header, *rows]))
+    names = [*map(safe_text, classes)]
+    rows = ([name, *row] for name, row in zip(names, matrix.tolist(), strict=True))
+    confused = [["true class \\ predicted", *names], *rows]
+    tables = {"per_class.csv": class_rows(matrix, names), "confusion.csv": confused}
+    for name, lines in tables.items():
+        with table_file(folder / name) as file:
+            csv.writer(file).writerows(lines)
     if is_installed("matplotlib"):
         save_figure(draw_confusions(matrix, classes), folder / "confusion.png")
 
 
 def summary_lines(matrix: np.ndarray, classes: list[str], count: int = 5) -> list[str]:
-    """For the console: the worst classes and the most frequent confusions, `count` of each."""
+    """For the console: the worst classes and the most frequent confusions, `count` of each. None
+    of two classes, or where nothing is confused."""
+    pairs = confusions(matrix, count)
+    if len(classes) <= 2 or not pairs:
+        return []
     recall = class_scores(margins(matrix))["recall"]
     measured = np.flatnonzero(~np.isnan(recall))
-    if not measured.size:
-        return []
     # The worst first; among equally bad ones, the more frequent first.
     order = np.lexsort((-matrix.sum(1)[measured], recall[measured]))
     worst = [f"{short_name(classes[i])} {100 * recall[i]:.1f} %" for i in measured[order][:count]]
-    lines = [f"worst classes of {len(measured)}: {', '.join(worst)}"]
-    wrong = matrix - np.diag(matrix.diagonal())
-    pairs = np.argsort(-wrong, axis=None, kind="stable")[:count]
-    confusions = [
+    told = ", ".join(
         f"{short_name(classes[i])} taken for {short_name(classes[j])} ({counted(number, 'time')})"
-        for i, j in zip(*np.unravel_index(pairs, wrong.shape), strict=True)
-        if (number := int(wrong[i, j]))
+        for i, j, number in pairs
+    )
+    lines = [
+        f"worst classes of {len(measured)}: {', '.join(worst)}",
+        f"most frequent confusions: {told}",
     ]
-    if confusions:
-        lines.append(f"most frequent confusions: {', '.join(confusions)}")
     if len(measured) < len(classes):
         lines.append(f"without samples: {len(classes) - len(measured)} of {len(classes)} classes")
     return lines
 
 
+def confusions(matrix: np.ndarray, count: int) -> list[tuple[int, int, int]]:
+    """(true, predicted, times) of the most frequent confusions, `count` at most."""
+    wrong = matrix - np.diag(matrix.diagonal())
+    cells = np.argsort(-wrong, axis=None, kind="stable")[:count]
+    pairs = zip(*np.unravel_index(cells, wrong.shape), strict=True)
+    return [(int(i), int(j), int(wrong[i, j])) for i, j in pairs if wrong[i, j]]
+
+
 # ---- tables -----------------------------------------------------------------------------------
 
 
-def _per_class(matrix: np.ndarray, classes: list[str]) -> list[list]:
+def class_rows(matrix: np.ndarray, classes: Sequence[str]) -> list[list]:
+    """The head of a table of classes, and a row for each."""
     scores = class_scores(margins(matrix))
     wrong = matrix - np.diag(matrix.diagonal())
     names = ["class", "samples", "recall", "precision", "f1", "most often taken for", "times"]
@@ -81,20 +91,13 @@ def _per_class(matrix: np.ndarray, classes: list[str]) -> list[list]:
         other = int(wrong[i].argmax())
         times = int(wrong[i, other])
         rows.append([
-            safe_text(name),
+            name,
             int(matrix[i].sum()),
             *("" if np.isnan(scores[key][i]) else f"{scores[key][i]:.4f}"
               for key in ("recall", "precision", "f1")),
-            *((safe_text(classes[other]), times) if times else ("", "")),
+            *((classes[other], times) if times else ("", "")),
         ])  # fmt: skip
     return rows
-
-
-def _table(rows) -> bytes:
-    """CSV (RFC 4180), with a byte-order mark, since Excel takes UTF-8 without one for Latin-1."""
-    text = io.StringIO(newline="")
-    csv.writer(text).writerows(rows)
-    return text.getvalue().encode("utf-8-sig", errors="backslashreplace")
 
 
 # ---- plots ------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ..files import reason
 RUNS = Path("runs")
 TOKENIZER = "tokenizer.json"
 REPORT = "report"  # subfolder for --report
-EVALUATED = "evaluated.csv"
+EVALUATED, TO_CHECK, PAGE = "evaluated.csv", "labels_to_check.csv", "report.html"
 # What flock raises where the file system has no locks.
 WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
 # Seconds, for NFS: it may remember for 30 to 60 that a folder was absent, and it keeps the locks of
@@ -93,8 +93,8 @@ class RunFolder:
         self.tensorboard = self.path / "tensorboard"
         self.report = self.path / REPORT
         self.evaluated = self.path / EVALUATED
-        self.labels_to_check = self.path / "labels_to_check.csv"
-        self.page = self.path / "report.html"
+        self.labels_to_check = self.path / TO_CHECK
+        self.page = self.path / PAGE
         self.splits = self.path / "splits.csv"
         self.trace = self.path / "trace.json.gz"
         self.checkpoints = self.path / "checkpoints"

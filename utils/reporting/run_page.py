@@ -4,25 +4,26 @@ import base64
 import io
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
 
 from ..machine.packages import is_installed
-from ..measures.compute import class_scores, margins
 from ..measures.findings import Doubt, Mistake, find
 from ..measures.outcomes import Outcomes
 from ..measures.table import MEASURES, Measure, known_measure
 from ..plural import counted
 from .answers import SampleNames
-from .classes import CLASSES_WITH_NUMBERS
+from .classes import CLASSES_WITH_NUMBERS, class_rows, confusions
 from .console import duration
 from .page import COLOURS, plot, write_page
 from .recorded import RecordedRun, read_runs
+from .run_folder import PAGE
 
-SHOWN, DOUBTS = 24, 12  # mistakes and doubtful labels
+SHOWN, DOUBTS, COPIES = 24, 12, 12  # mistakes, doubtful labels, pairs that are nearly the same
 SIDE = 128  # pixels of the longer side of a picture
 LISTED = 200  # classes in the table of classes, the worst ones of more
 CONFUSIONS = 12  # of many classes, the most frequent ones
@@ -36,14 +37,34 @@ PHASES = {
 SPLITS = {"test": "test", "val": "validation", "train": "training"}
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a page tells of the data.
+
+    Attributes:
+        names, labels: by split, "train", "val" or "test"; labels are (samples,) int64.
+        split: the one that the run was measured on.
+        notes: lines for the user.
+        copies: (sample of `split`, training sample) that are nearly the same.
+        batch: draws the first training batch: pictures as of SampleNames, or texts.
+    """
+
+    names: Mapping[str, SampleNames]
+    labels: Mapping[str, np.ndarray]
+    split: str
+    notes: Sequence[str]
+    copies: Sequence[Sequence[int]]
+    batch: Callable[[], Iterable]
+
+
 def write_run_page(
-    folder: Path, title: str, classes: Sequence[str], outcomes: Outcomes, names: SampleNames,
+    folder: Path, title: str, classes: Sequence[str], outcomes: Outcomes, seen: Seen,
     doubts: Sequence[Doubt] = (),
 ) -> None:  # fmt: skip
     """Writes report.html into the folder of a run, whose summary, metrics and log are there.
 
     Args:
-        outcomes: of the split that the run was measured on, and `names` of its samples.
+        outcomes: of the split that the run was measured on.
         doubts: its samples with doubtful labels, which labels_to_check.csv lists.
 
     Raises:
@@ -52,7 +73,8 @@ def write_run_page(
     """
     (run,) = read_runs([folder])
     drawn = is_installed("matplotlib")
-    findings = find(outcomes, SHOWN)
+    findings, names = find(outcomes, SHOWN), seen.names[seen.split]
+    confused = [] if findings.matrix is None else confusions(findings.matrix, CONFUSIONS)
     mistakes, doubtful = _shown((findings.mistakes, doubts[:DOUBTS]), names, classes, folder)
     context = {
         "title": title,
@@ -63,14 +85,18 @@ def write_run_page(
         "doubts": doubtful,
         "doubt_count": counted(len(doubts), "label"),
         "labels": shlex.quote(str(folder / "corrected.csv")) if "file" in names.columns else "",
+        "copies": _copies(seen, classes, folder),
+        "copied": f"{len(seen.copies):,}",
+        "found": [*_splits(seen.labels, classes), *seen.notes],
+        "batch": [data_address(one) if names.picture else one for one in seen.batch()],
         "pictures": names.picture is not None,
         "matrix": _matrix(findings.matrix, classes),
-        "confusions": _confusions(findings.matrix, classes),
+        "confusions": [(classes[i], classes[j], times) for i, j, times in confused],
         "classes": _classes(findings.matrix, classes),
         "curves": _curves(run) if drawn else [],
         "calibration": _calibration(findings.bins) if drawn else None,
         "phases": _phases(run),
-        "notes": _notes(folder / "log.txt"),
+        "notes": [line for line in _notes(folder / "log.txt") if line not in seen.notes],
         "settings": [
             (name, value, origin)
             for name, (value, origin) in run.settings.items()
@@ -80,7 +106,7 @@ def write_run_page(
         "command": _command(run, folder),
         "facts": _facts(run),
     }
-    write_page(folder / "report.html", "report.html", **context)
+    write_page(folder / PAGE, "report.html", **context)
 
 
 # ---- the result ---------------------------------------------------------------------------------
@@ -186,6 +212,30 @@ def _shown(
     return [[row(mistake) for mistake in mistakes] for mistakes in lists]
 
 
+# ---- data ---------------------------------------------------------------------------------------
+
+
+def _copies(seen: Seen, classes: Sequence[str], folder: Path) -> list[tuple[dict, ...]]:
+    """What the page shows of near copies, (evaluated, training sample), those of two classes
+    first."""
+    splits, labels = (seen.split, "train"), seen.labels
+    pairs = sorted(seen.copies, key=lambda p: labels[splits[0]][p[0]] == labels["train"][p[1]])
+    sides = []
+    for name, samples in zip(splits, zip(*pairs[:COPIES], strict=True), strict=False):
+        shown = [[Mistake(i, labels[name][i], labels[name][i], 1.0) for i in samples]]
+        sides += _shown(shown, seen.names[name], classes, folder)
+    return [*zip(*sides, strict=True)]
+
+
+def _splits(splits: Mapping[str, np.ndarray], classes: Sequence[str]) -> list[str]:
+    lines = []
+    for name, labels in splits.items():
+        counts = np.bincount(labels, minlength=len(classes))
+        few, many = (f"{counts[i]:,} of {classes[i]}" for i in counts.argsort()[[0, -1]].tolist())
+        lines.append(f"{len(labels):,} {SPLITS[name]} samples, from {few} to {many}")
+    return lines
+
+
 def data_address(picture: np.ndarray) -> str:
     """A data: address of the picture, (height, width, channels) uint8, as JPEG, or as PNG if it is
     small."""
@@ -214,35 +264,10 @@ def _matrix(matrix: np.ndarray | None, classes: Sequence[str]) -> list[dict] | N
     return rows
 
 
-def _confusions(matrix: np.ndarray | None, classes: Sequence[str]) -> list[tuple[str, str, int]]:
-    """(true, predicted, times) of the most frequent ones."""
-    if matrix is None:
-        return []
-    wrong = matrix - np.diag(matrix.diagonal())
-    pairs = np.argsort(-wrong, axis=None, kind="stable")[:CONFUSIONS]
-    places = zip(*np.unravel_index(pairs, wrong.shape), strict=True)
-    return [(classes[i], classes[j], int(wrong[i, j])) for i, j in places if wrong[i, j]]
-
-
-def _classes(matrix: np.ndarray | None, classes: Sequence[str]) -> list[tuple[str, ...]]:
-    """Name, samples, recall, precision and F1 of each class, the worst ones first."""
-    if matrix is None:
-        return []
-    scores = class_scores(margins(matrix))
-    order = np.argsort(np.nan_to_num(scores["f1"], nan=2), kind="stable")[:LISTED]
-
-    def told(key: str, label: int) -> str:
-        value = scores[key][label]
-        return "–" if np.isnan(value) else f"{value:.3f}"
-
-    return [
-        (
-            classes[i],
-            f"{matrix[i].sum():,}",
-            *(told(k, i) for k in ("recall", "precision", "f1")),
-        )
-        for i in order.tolist()
-    ]
+def _classes(matrix: np.ndarray | None, classes: Sequence[str]) -> list[list]:
+    """The head of the table of classes, and its rows, the worst F1 first."""
+    head, *rows = [[]] if matrix is None else class_rows(matrix, classes)
+    return [head, *sorted(rows, key=lambda row: row[head.index("f1")] or "none")[:LISTED]]
 
 
 # ---- plots --------------------------------------------------------------------------------------

@@ -45,16 +45,13 @@ def compare(
 
     Returns entries of the summary, and for the run's last line that a baseline is better, or "".
     """
+    if run.watch is not None and run.leads:
+        run.watch.close()  # the other ranks are done, and this one takes its time
     if not (run.settings.baseline and run.leads):
         return {}, ""
-    if run.watch is not None:
-        run.watch.close()  # the other ranks are done, and this one takes its time
     measures, model = ready.measures, ready.task.simple_model
     found: dict[str, dict | None] = {"baseline": None, "majority": None}
-    seconds = FRACTION * trainer.clock.seconds_total
-    if (budget := trainer.time_budget) is not None:
-        seconds = min(seconds, budget.left - budget.report.seconds)
-    baselines = Baselines(model, measures, split, seconds)
+    baselines = Baselines(model, measures, split, spare_seconds(trainer))
     missing = ""
     try:
         found["majority"] = baselines.majority()
@@ -77,6 +74,12 @@ def compare(
     run.console.say(f"baseline: {'; '.join(texts) or 'none'}{missing}")
     verdict = "" if better is None else f"; a baseline is better: {better}, {by.text(best)}"
     return found | {"baseline_wins": better is not None}, verdict
+
+
+def spare_seconds(trainer: Trainer) -> float:
+    """That a baseline may take, or a search for near copies; of a time budget what is left."""
+    seconds, budget = FRACTION * trainer.clock.seconds_total, trainer.time_budget
+    return seconds if budget is None else min(seconds, budget.left - budget.report.seconds)
 
 
 class Baselines:

@@ -1,40 +1,61 @@
-"""A sheet of the pictures of a training batch, as the network sees them."""
+"""A training batch as the network sees it: a sheet of its pictures, or the tokens of its texts."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
 from ..data.batch import Batch
+from ..data.loader import Loader
+from ..data.texts.tokenizer import tokenizer_from_json
 from ..files import replace_file
+from ..tasks.task import Task
 from ..weights.card import ModelCard
 
 COLUMNS, MOST = 8, 64  # pictures in a row, in a sheet
+PICTURES, TEXTS = 16, 4  # on the page of a run
 LEAST_SIDE = 64  # pixels: smaller pictures are enlarged, by a whole number
 GAP = 2  # pixels between pictures
 
 
 def write_sheet(path: Path, batch: Batch, card: ModelCard) -> None:
-    """Writes the first pictures of the batch, mixed if it is, to a PNG file.
-
-    Args:
-        card: how they are normalised.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    inputs, plan = batch.inputs, batch.mix_plan
-    if plan is not None and not plan.lam_pending:
-        inputs = plan.apply(inputs)
-    sheet = tiled(pixels(inputs[:MOST], card))
+    """Writes the first pictures of the batch to a PNG file. Raises OSError."""
+    sheet = tiled(pictures_of(batch, card, MOST))
     content = io.BytesIO()
     Image.fromarray(sheet.squeeze(2) if sheet.shape[2] == 1 else sheet).save(content, "PNG")
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, content.getvalue())
+
+
+def first_batch(loader: Loader) -> Batch:
+    """The first one that a run trains on."""
+    with closing(loader.epoch(0)) as batches:
+        return loader.made(next(batch for batch in batches if len(batch.targets)))
+
+
+def pictures_of(batch: Batch, card: ModelCard, most: int) -> np.ndarray:
+    """(n, height, width, channels) uint8: the first pictures of a batch, mixed if it is."""
+    inputs, plan = batch.inputs, batch.mix_plan
+    if plan is not None and not plan.lam_pending:
+        inputs = plan.apply(inputs)
+    return pixels(inputs[:most], card)
+
+
+def first_samples(task: Task) -> Iterable:
+    """The first PICTURES of the first batch, or TEXTS with spaces between their tokens."""
+    batch: Any = first_batch(task.train)
+    if isinstance(task.card, ModelCard):
+        return pictures_of(batch, task.card, PICTURES)
+    tokenizer, texts = tokenizer_from_json(task.card.tokenizer), batch.inputs.first(TEXTS)
+    parts = texts.ids.cpu().split(np.diff(texts.borders).tolist())
+    return [" ".join(map(tokenizer.id_to_token, part.tolist())) for part in parts]
 
 
 def pixels(inputs: Tensor, card: ModelCard) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 import shutil
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from ..training.memory import peak_memory
 from ..training.times import wait_for
 from ..training.trainer import Trainer
 from ..weights.card import ModelCard
-from .batch_sheet import write_sheet
+from .batch_sheet import first_batch, write_sheet
 from .run import Run
 
 # At least WARM_STEPS steps come before the timed ones; timing ends after TIMED_STEPS steps or
@@ -90,9 +89,7 @@ def rehearse(run: Run, trainer: Trainer, task: Task) -> None:
 def _draw_batch(path: Path, loader: Loader, card: ModelCard) -> str:
     """Draws pictures of the first batch; returns where, or why not."""
     try:
-        with closing(loader.epoch(0)) as batches:
-            batch = next(batch for batch in batches if len(batch.targets))
-            write_sheet(path, loader.made(batch), card)
+        write_sheet(path, first_batch(loader), card)
     except OSError as error:
         return f"cannot be drawn to {path}: {error.strerror or error}"
     return f"as the network sees it: {path}"

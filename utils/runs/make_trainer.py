@@ -186,9 +186,7 @@ def make_trainer(
         steps=steps,
         loader=loader,
         plan=plan,
-        evaluate=lambda is_last: measure_split(
-            run, ready, evaluated, confusions=is_last and settings.report, records=is_last
-        ),
+        evaluate=lambda is_last: measure_split(run, ready, evaluated, records=is_last),
         log=log,
         saver=Saver(
             store,

@@ -141,7 +141,6 @@ def measure_split(
     run: Run,
     ready: Ready,
     loader: Loader,
-    confusions: bool = False,
     flip: bool = False,
     records: bool = False,
 ) -> Evaluation | None:
@@ -157,7 +156,6 @@ def measure_split(
         run.precision,
         run.interrupted,
         measures=ready.measures,
-        confusions=confusions,
         exchange=run.exchange,
         flip=flip,
         outcomes=outcomes,

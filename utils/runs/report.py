@@ -13,7 +13,7 @@ from ..errors import UserError, one_line
 from ..files import reason, replace_file
 from ..launch.signals import StoppedBySignal
 from ..machine.packages import is_installed, left_out
-from ..measures.findings import Doubt, doubtful
+from ..measures.findings import Doubt, doubtful, find
 from ..measures.outcomes import Outcomes
 from ..plural import counted
 from ..reporting.answers import write_evaluated, write_labels_to_check, write_splits
@@ -21,12 +21,15 @@ from ..reporting.classes import draw_mean_lambda, summary_lines, write_class_rep
 from ..reporting.console import duration, epoch_text
 from ..reporting.metrics import to_json
 from ..reporting.plots import draw_curves, save_figure
-from ..reporting.run_page import write_run_page
+from ..reporting.run_folder import EVALUATED, PAGE, TO_CHECK
+from ..reporting.run_page import SPLITS, Seen, write_run_page
+from ..tasks.near_copies import near_copies
 from ..tasks.task import Task
 from ..training.evaluation import Evaluation
 from ..training.memory import peak_memory
 from ..training.trainer import Trainer
-from .baseline import FRACTION, IMPORT_SECONDS, compare
+from .baseline import IMPORT_SECONDS, compare, spare_seconds
+from .batch_sheet import first_samples
 from .prepare import Ready, measure_split
 from .run import Run
 
@@ -80,7 +83,7 @@ class Report:
             split = self.trainer.plan.eval_split
             entries, verdict = compare(self.run, trainer, self.ready, evaluation, split)
             self._write(status, None, entries)
-            page = self._write_page(evaluation, split)
+            page = self._write_answers(evaluation, split)
             text = evaluation.in_words(evaluation.intervals()) + verdict
             self.say(f"validation {text}, after {self._time_text()}: {page}")
             return
@@ -88,9 +91,6 @@ class Report:
         best = self._measure_best(test)
         uses_best = best is not None and settings.use != "last"
         model = best if best is not None and uses_best else test
-        if settings.report:
-            leads = self.run.leads
-            report_classes(model, self.classes, self.folder.report, self.say, writes=leads)
         which = "best" if uses_best else "average" if settings.ema_decay else "last"
         further = _prefixed("flip_test", test.flip_figures) | {
             "model_weights": which,
@@ -105,7 +105,7 @@ class Report:
         self._write(status, test.figures, further | entries)
         if settings.flip_test:
             self.say(flip_text(test))
-        page = self._write_page(model, "test")
+        page = self._write_answers(model, "test")
         finite = model.loss is not None and math.isfinite(model.loss)
         note = "" if finite else " (the loss is not finite)"
         if best is not None and progress.best_step != progress.step:
@@ -118,37 +118,16 @@ class Report:
             f"{verdict}, after {self._time_text()}: {page}"
         )
 
-    def _write_page(self, evaluation: Evaluation, split: str) -> Path:
-        """Writes evaluated.csv and report.html; returns the page, or the run's folder if it is not
-        written, of which a line tells. A failure costs no more than that."""
-        folder, task, outcomes = self.folder.path, self.ready.task, evaluation.outcomes
-        report_samples(evaluation, task, split, self.folder.evaluated, self.run)
-        if outcomes is None or outcomes.failure or not self.run.leads:
-            return folder
-        title = f"{self.run.model_name} on {self.run.data_name}"
-        doubts = self._doubts(outcomes)
-        try:
-            write_run_page(folder, title, self.classes, outcomes, task.names[split], doubts)
-        except (OSError, UserError) as error:
-            self.say(f"{self.folder.page} is not written: {_why(error)}")
-            return folder
-        return self.folder.page
-
-    def _doubts(self, outcomes: Outcomes) -> list[Doubt]:
-        """Writes labels_to_check.csv, unless the run is too short for it, and returns the samples
-        in it. A failure costs no more than that."""
-        path, doubts = self.folder.labels_to_check, list[Doubt]()
-        if FRACTION * self.trainer.clock.seconds_total < IMPORT_SECONDS:
-            return doubts
-        try:
-            if not (line := left_out("cleanlab", "doubtful labels")):
-                doubts = doubtful(outcomes)
-                write_labels_to_check(path, self.folder.evaluated, doubts, self.classes)
-                line = f"{counted(len(doubts), 'doubtful label')} of {outcomes.samples:,}: {path}"
-        except Exception as error:  # also cleanlab's own, whatever they are
-            line = f"{path} is not written: {one_line(error, 200)}"
-        self.say(line)
-        return doubts
+    def _write_answers(self, evaluation: Evaluation, split: str) -> Path:
+        """Writes evaluated.csv, the class report and report.html; returns the page, or the run's
+        folder if it is not written. A failure costs no more than that, and a line."""
+        task = self.ready.task
+        outcomes = report_samples(evaluation, task, split, self.folder.evaluated, self.run)
+        if outcomes is None or not self.settings.report:
+            return self.folder.path
+        report_classes(outcomes, self.classes, self.folder.report, self.say)
+        seconds = spare_seconds(self.trainer)
+        return write_page(self.run, self.folder.path, task, outcomes, split, seconds)
 
     def _measure_last(self) -> Evaluation:
         """Of the last weights, or of their moving average."""
@@ -170,8 +149,8 @@ class Report:
         is there. Collective."""
         if (evaluation := self.trainer.evaluation) is not None:
             return evaluation.outcomes is not None
-        there = self.folder.evaluated.exists() and not self.settings.report
-        return self.run.exchange.gather_json(there)[0]
+        wanted = self.folder.page if self.settings.report else self.folder.evaluated
+        return self.run.exchange.gather_json(wanted.exists())[0]
 
     def _evaluated(self) -> Evaluation:
         """The last evaluation of the training; in a resumed run that had no step left, its figures
@@ -223,8 +202,7 @@ class Report:
     def _measure_test_set(self) -> Evaluation:
         """Of the weights that the model holds."""
         loader, flip = self.ready.task.test, self.settings.flip_test
-        report = self.settings.report
-        result = measure_split(self.run, self.ready, loader, report, flip, records=True)
+        result = measure_split(self.run, self.ready, loader, flip, records=True)
         if result is None:  # a signal; the finished run is saved already
             self._write("interrupted")
             raise StoppedBySignal(
@@ -345,31 +323,70 @@ def _prefixed(prefix: str, figures: dict, but: tuple[str, ...] = ("samples",)) -
 
 
 def report_classes(
-    evaluation: Evaluation,
-    classes: list[str],
-    folder: Path,
-    say: Callable[[str], None],
-    *,
-    writes: bool,
+    outcomes: Outcomes, classes: list[str], folder: Path, say: Callable[[str], None]
 ) -> None:
-    """Says which classes are worst; if this process `writes`, puts the report into `folder`."""
-    for line in summary_lines(evaluation.confusion, classes):
-        say(line)
-    if not writes:
-        return
+    """Says which classes are worst, and writes the class report into the folder."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_class_report(evaluation.confusion, classes, folder)
-        say(f"accuracy of each class and confusion matrix: {folder}")
-    except OSError as error:
-        say(f"{folder}: {reason(error)}; the report is not complete")
+        if (matrix := find(outcomes, 0).matrix) is None:  # there are too many
+            return
+        for line in summary_lines(matrix, classes):
+            say(line)
+        write_class_report(matrix, classes, folder)
+    except (OSError, UserError) as error:
+        say(f"{folder}: {_why(error)}; the class report is not complete")
 
 
-def report_samples(evaluation: Evaluation, task: Task, split: str, path: Path, run: Run) -> None:
-    """Writes what was answered to each sample of the split, if it was recorded, to `path`."""
+def _doubts(
+    run: Run, folder: Path, classes: list[str], outcomes: Outcomes, seconds: float
+) -> list[Doubt]:
+    """Writes labels_to_check.csv, unless the run is too short for it, and returns the samples in
+    it. A failure costs no more than that."""
+    path, doubts = folder / TO_CHECK, list[Doubt]()
+    if seconds < IMPORT_SECONDS:
+        return doubts
+    try:
+        if not (line := left_out("cleanlab", "doubtful labels")):
+            doubts = doubtful(outcomes)
+            write_labels_to_check(path, folder / EVALUATED, doubts, classes)
+            line = f"{counted(len(doubts), 'doubtful label')} of {outcomes.samples:,}: {path}"
+    except Exception as error:  # also cleanlab's own, whatever they are
+        line = f"{path} is not written: {one_line(error, 200)}"
+    run.console.say(line)
+    return doubts
+
+
+def write_page(
+    run: Run, folder: Path, task: Task, outcomes: Outcomes, split: str, seconds: float
+) -> Path:
+    """Writes labels_to_check.csv and report.html into the folder of a run; returns the page, or the
+    folder if it is not written, of which a line tells. Each takes up to `seconds` to search."""
+    page, title = folder / PAGE, f"{run.model_name} on {run.data_name}"
+    doubts = _doubts(run, folder, task.data.classes, outcomes, seconds)
+    labels = {name: one.labels for name, one in task.simple_model.splits.items()}
+    notes = [line.removeprefix("note: ") for line in task.data.notes]
+    try:
+        copies = near_copies(task.simple_model, split, seconds, Path(run.settings.cache_dir))
+        if copies is not None:
+            count = f"{len(copies):,} of {len(labels[split]):,} {SPLITS[split]} samples"
+            notes.append(f"{count} are nearly the same as training samples")
+        if copies:
+            run.console.say(f"note: {notes[-1]}, which flatters the figures: see {page}")
+        seen = Seen(task.names, labels, split, notes, copies or (), lambda: first_samples(task))
+        write_run_page(folder, title, task.data.classes, outcomes, seen, doubts)
+    except (OSError, UserError) as error:
+        run.console.say(f"{page} is not written: {_why(error)}")
+        return folder
+    return page
+
+
+def report_samples(
+    evaluation: Evaluation, task: Task, split: str, path: Path, run: Run
+) -> Outcomes | None:
+    """Writes what was answered to each sample of the split to `path`, and returns it, if it was
+    recorded and this rank leads."""
     outcomes = evaluation.outcomes
     if outcomes is None or not run.leads:
-        return
+        return None
     failure = outcomes.failure
     try:
         if failure is None:
@@ -378,6 +395,7 @@ def report_samples(evaluation: Evaluation, task: Task, split: str, path: Path, r
         failure = _why(error)
     if failure is not None:
         run.console.say(f"{path} is not written: {failure}")
+    return None if outcomes.failure else outcomes
 
 
 def _why(error: OSError | UserError) -> str:

@@ -159,8 +159,8 @@ def is_finished(run: Run, checkpoint: Checkpoint, plan: TrainingPlan) -> bool:
     if accuracy is None:
         if not getattr(settings, "val_is_validation", False):  # else there is no test set
             more = f"; to measure it on the test set: --resume {path} --final_test"
-    elif settings.report and not run.folder.report.exists():
-        more = f"; to write the class report: --resume {path} --eval_only --report"
+    elif settings.report and not run.folder.page.exists():
+        more = f"; to write its report: --resume {path} --eval_only --report"
     elif settings.flip_test and "flip_test_accuracy" not in summary:
         more = f"; --resume {path} --eval_only --flip_test measures that, too"
     result = "not tested" if accuracy is None else f"test accuracy {accuracy:.2f} %"

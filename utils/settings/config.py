@@ -143,6 +143,8 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
         new = from_file | of_host | typed
         saved = _before(config_class) | read_yaml(config_class, run / "config.yaml")
         origins = _read_origins(run / "config.yaml")
+        if origins.get("report") == DEFAULT:  # in older runs the default was off
+            del saved["report"]
         if new.get("auto_batch"):  # the command that started the run may be given again
             found = {name for name, came in origins.items() if came == PROBED}
             new, from_file, typed = (_without(found, given) for given in (new, from_file, typed))

@@ -274,7 +274,7 @@ class PictureSettings(Config):
                 yield "val_is_validation", reason, "eval_every"
             if not self.eval_data:
                 reason = "--val_is_validation leaves no test set"
-                yield ("report", "flip_test"), reason, "val_is_validation"
+                yield "flip_test", reason, "val_is_validation"
             reason = "--val_is_validation takes val/ for validation"
             yield ("test_fraction", "val_fraction"), reason, "val_is_validation"
         if (policy := self._auto_augment()) is not None and not policy.jitters:

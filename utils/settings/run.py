@@ -83,8 +83,8 @@ class RunSettings(Config):
         unit="steps",
     )
     report: bool = run_flag(
-        False,
-        "At the end, write the accuracy of each class and the confusion matrix on the test set",
+        True,
+        "At the end, write report.html, the accuracy of each class and the confusion matrix",
         essential=True,
     )
     metrics: str | None = run_flag(
@@ -178,8 +178,6 @@ class RunSettings(Config):
             yield "eval_on_start", "--eval_every 0 makes no evaluations", "eval_every"
         if self.time_budget is not None:
             yield "epochs_for_sched", "the schedule ends with --time_budget", "time_budget"
-        if not self.final_test and self.action.trains:
-            yield "report", "--no_final_test measures nothing on the test set", "final_test"
         for action in (action for action in asked if action.trains):
             yield from action.ineffective()
 

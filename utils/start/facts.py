@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -55,7 +56,7 @@ def facts_of(settings: ImageSettings | TextSettings) -> Facts:
 
 
 def _of_pictures(settings: ImageSettings) -> Facts:
-    silent: object = SimpleNamespace(say=lambda line: None)
+    silent: Any = SimpleNamespace(say=lambda line: None)
     splits = load_splits(settings, silent, Exchange(), None)
     return _facts(splits.data, splits.train.labels, max(splits.train.shape[:2]))
 

@@ -41,8 +41,12 @@ class Rule:
 def _by_samples(sizes: dict[int, dict], why: str, **further) -> tuple[Rule, ...]:
     """A rule for up to each number of training samples; the last is for all above."""
     rules, low = [], 0
+
+    def within(low: int, most: int) -> Callable[[Facts, Machine], bool]:
+        return lambda facts, machine: low < facts.train <= most
+
     for most, flags in sizes.items():
-        rules.append(Rule(flags, why, lambda f, _, a=low, b=most: a < f.train <= b, **further))
+        rules.append(Rule(flags, why, within(low, most), **further))
         low = most
     return tuple(rules)
 

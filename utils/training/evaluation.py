@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -38,12 +37,6 @@ class Evaluation:
         known = {"loss": self.loss, "accuracy": self.accuracy, "samples": self.samples}
         return known | {measure.name: value for measure, value in self.further.items()}
 
-    @property
-    def confusion(self) -> np.ndarray | None:
-        """(classes, classes) int64 where it was counted: rows are the classes, columns what the
-        model took them for."""
-        return self.counts.get("confusions")
-
     def intervals(self) -> dict[str, Interval]:
         """{name: 95 % interval}; of further measures computed here, in up to some seconds."""
         found = {m.name: interval_of(m, self.counts) for m in self.further if self.counts}
@@ -75,7 +68,6 @@ def evaluate(
     precision: Precision,
     interrupted: Callable[[], bool] = lambda: False,
     measures: Measures | None = None,
-    confusions: bool = False,
     exchange: Exchange | None = None,
     flip: bool = False,
     outcomes: Outcomes | None = None,
@@ -83,10 +75,10 @@ def evaluate(
     """Mean loss and accuracy of `model` over `batches`, each sample counted once.
 
     The host reads the sums once, at the end. Returns None if `interrupted()` has become true. With
-    `measures` these are measured as well, and with `confusions` the confusion matrix is returned
-    even if none of them needs it. With an `exchange` each rank passes its own batches, as many as
-    the others, and the counts are of all ranks. With `flip` the inputs are pictures, and a second
-    forward pass of each batch takes their mirror images. With `outcomes` they record the answers.
+    `measures` these are measured as well. With an `exchange` each rank passes its own batches, as
+    many as the others, and the counts are of all ranks. With `flip` the inputs are pictures, and a
+    second forward pass of each batch takes their mirror images. With `outcomes` they record the
+    answers.
     """
     exchange = exchange or Exchange()
     training = model.training
@@ -96,7 +88,7 @@ def evaluate(
     sums = torch.zeros(2, len(SUMS), dtype=torch.float64, device=precision.device)
     tally = None
     if measures is not None:
-        tally = Tally(measures.classes, precision.device, measures.further, confusions)
+        tally = Tally(measures.classes, precision.device, measures.further)
     try:
         # Not inference_mode: weights that FSDP gathers in the forward pass, or what a model of the
         # user's keeps of it, are needed in training.
