@@ -32,9 +32,8 @@ def longest(run: Run, steps_per_epoch: int) -> tuple[int, str]:
     total_steps, limit = settings.epochs * steps_per_epoch, "--epochs"
     if not _limits(run, "epochs"):
         total_steps, limit = MOST_EPOCHS * steps_per_epoch, f"--epochs {MOST_EPOCHS}, the default"
-    most = settings.max_steps if _limits(run, "max_steps") else None
-    if most is not None and most < total_steps:
-        total_steps, limit = most, "--max_steps"
+    if _limits(run, "max_steps") and (settings.max_steps or total_steps) < total_steps:
+        return settings.max_steps, "--max_steps"
     return total_steps, limit
 
 
@@ -83,7 +82,7 @@ def _evaluations_at_end(settings, task: Task) -> float:
     """At most, in evaluations of the split that is evaluated in training."""
     passes = 2 if settings.flip_test else 1
     if task.val is None:
-        return 1 + passes * settings.flip_test
+        return 3 if settings.flip_test else 1
     tests = (2 if settings.eval_every else 1) * settings.final_test  # of the last weights, the best
     return bool(settings.eval_every) + tests * passes * task.test.samples / task.val.samples
 

@@ -89,8 +89,8 @@ class TrainingLog:
 
     def planned(self, at: dict, plan: TimePlan, samples: int, line: str) -> None:
         """Of --time_budget: `samples` are those of the whole run."""
-        planned = {"total_steps": plan.total_steps, "eval_every": plan.eval_every}
-        self.metrics.write(**at, split="plan", **planned)
+        steps, every = plan.total_steps, plan.eval_every
+        self.metrics.write(**at, split="plan", total_steps=steps, eval_every=every)
         self.console.resize_bar(samples)
         self.console.say(line)
 

@@ -65,8 +65,7 @@ class Cost:
     def when(self, per_step: float) -> float:
         """What it takes when a step takes `per_step`: a slower machine slows down all."""
         self.per_step = self.per_step or per_step
-        slower = per_step / self.per_step if self.per_step else 1.0
-        return self.seconds * min(SLOWER, max(1.0, slower))
+        return self.seconds * min(SLOWER, max(1.0, per_step / (self.per_step or 1.0)))
 
 
 class TimeBudget:
@@ -107,12 +106,11 @@ class TimeBudget:
         self.steps_per_epoch, self.eval_every = steps_per_epoch, eval_every
         self.end_evaluations, self.end_seconds = end_evaluations, end_seconds
         self.plans = [TimePlan(*plan) for plan in plans or ()]
-        self.next_step = 0
+        self.next_step, self._evaluated_at = 0, 0.0
         self.evaluation: Cost | None = None
         self.save: Cost | None = None
         self.report = Cost(REPORT_SECONDS)
         self._per_step: float | None = None
-        self._evaluated_at = 0.0
         self._others = 0.0  # seconds of this process that were not spent on steps
         # (step, seconds spent on steps) at each look, after the first step, which compiles.
         self._marks: list[tuple[int, float]] = []
@@ -194,11 +192,11 @@ class TimeBudget:
             if is_full or total == self.most_steps or not self._evaluations(step, total + 1, every):
                 break
             every *= 2  # there is no time for the next evaluation, but for more steps
-        new, after = TimePlan(step, total, every), Look(step + max(1, (total - step) // LOOKS))
+        new, after = TimePlan(step, total, every), step + max(1, (total - step) // LOOKS)
         if plan is not None and new[1:] == plan[1:]:
-            return after._replace(rehearses=rehearses)
+            return Look(after, rehearses=rehearses)
         line = self._line(new, self.elapsed() + needed(total, every))
-        return after._replace(plan=new, line=line, rehearses=rehearses)
+        return Look(after, new, line, rehearses=rehearses)
 
     def take(self, look: Look) -> None:
         """To be called on all ranks with what rank 0 has found."""

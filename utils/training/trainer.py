@@ -280,11 +280,11 @@ class Trainer:
         budget.take(look)
         if look.plan is not None:
             new = budget.plans[-1]
-            self.plan.total_steps, self.plan.eval_every = new.total_steps, new.eval_every
+            _, self.plan.total_steps, self.plan.eval_every = new
             progress.time_plan = [list(plan) for plan in budget.plans]
             self.steps.schedule = timing.changed(self.steps.schedule)
-            samples = self.samples_until(new.total_steps)
-            self.log.planned(self._position(), new, samples, look.line)
+            end = self.samples_until(new.total_steps)
+            self.log.planned(self._position(), new, end, look.line)
         if look.rehearses:  # a resumed run goes on with the plan
             start = self.clock.seconds_total
             self.save(phase="other")  # no advice on --save_every follows from it
