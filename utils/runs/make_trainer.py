@@ -43,13 +43,7 @@ from .optimization import (
 from .prepare import Ready, measure_split
 from .records import open_metrics
 from .run import Run
-from .time_budget import (
-    evaluation_seconds,
-    longest,
-    rehearse_report,
-    time_budget_of,
-    time_plans,
-)
+from .time_budget import evaluation_seconds, longest, rehearse_report, time_budget_of, time_plans
 
 # Width of the 95 % interval of an accuracy of 80 % from which a validation split is called small.
 WIDE_INTERVAL = 10  # points
