@@ -10,7 +10,9 @@ python train.py --resume runs/my_run --predict new_pictures
 import sys
 
 from utils.entry import end_process
-from utils.start.command import main
+from utils.start.command import as_entry, main
+
+__all__ = ["as_entry"]  # for run_distributed.sh
 
 if __name__ == "__main__":
     end_process(main(sys.argv[1:], __doc__))

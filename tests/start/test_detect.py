@@ -54,6 +54,10 @@ def test_a_folder_of_tables():
         "dataset": "csv", "train_file": "data/train.csv", "val_file": "data/valid.jsonl",
         "test_file": "data/test.csv",
     }  # fmt: skip
+    Path("data/val.csv").write_text(TEXTS)
+    with pytest.raises(UserError, match=r"both val.csv and valid.jsonl"):
+        detect("data")
+    os.remove("data/val.csv")
     os.rename("data/train.csv", "data/tickets.csv")
     os.remove("data/test.csv")
     with pytest.raises(UserError, match=r"2 tables: name one of tickets.csv, valid.jsonl"):

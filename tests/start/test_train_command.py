@@ -2,10 +2,13 @@
 
 import importlib
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from utils.launch import launcher
 from utils.settings.config import fields
 from utils.start import command
 from utils.start.facts import Facts
@@ -65,6 +68,36 @@ def test_what_the_user_gives_wins(stands_for):
     assert value(words, "--lr") == "0.5" and "--optimizer" not in words
 
 
+def test_what_says_all_leaves_no_choice(stands_for, capsys):
+    Path("recipe.yaml").write_text("label_smoothing: 0.3")
+    assert stands_for("shapes --config recipe.yaml")[1] == [
+        "--dataset", "shapes", "--config", "recipe.yaml",
+    ]  # fmt: skip
+    assert capsys.readouterr().out == ""
+    for flag in ("--mixup auto", "--strategy local --sync_base 2"):  # they go with no time
+        assert "--time_budget" not in stands_for(f"shapes {flag}")[1]
+
+
+def test_many_processes_start_the_entry(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.setattr("sys.argv", list(sys.argv))
+    words = ["train.py", "shapes", "--max_steps", "3", "--device", "cpu"]
+    job, plan, _ = launcher.prepare(words, {"NPROC": "2"})
+    assert job.script.name == "resnet50_test.py" and plan.processes == 2
+    assert value(job.flags, "--width") == "16" and "--distributed" in job.flags
+
+
+def test_large_pictures_are_not_decoded_before_their_size_is_chosen(stands_for):
+    for name in ("cat", "dog"):
+        for number in range(5):
+            Path("photos", name).mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (300, 200)).save(Path("photos", name, f"{number}.png"))
+    _, words = stands_for("photos --device cpu --workers 0")
+    assert value(words, "--image_size") == "64"
+    assert [path.name.split("-")[0] for path in Path("data/cache").iterdir()] == ["index"]
+
+
 def test_a_model(stands_for):
     entry, words = stands_for("shapes --model resnet34")
     assert entry == "resnet50_test" and value(words, "--depth") == "34" and "--width" not in words
@@ -88,6 +121,7 @@ def test_a_run_goes_on_by_its_entry(stands_for):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
+        ("'' --epochs 3", "the first word names the data"),
         ("--epochs 3", "the first word names the data"),
         ("--resume", "--resume: there is no run below runs/"),
         ("--resume nowhere", "no such folder"),
@@ -97,7 +131,7 @@ def test_a_run_goes_on_by_its_entry(stands_for):
 )
 def test_mistakes_are_one_line(text, told, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    assert command.main(text.split(), "Trains.") == 2
+    assert command.main(shlex.split(text), "Trains.") == 2
     said = capsys.readouterr()
     assert said.err.startswith("error: ") and said.err.count("\n") == 1 and told in said.err
 
@@ -107,6 +141,9 @@ def test_help(capsys):
     said = capsys.readouterr().out
     assert said.startswith("Trains.\n\npython train.py x") and "resnet50_test.py --help" in said
     assert command.main([], "Trains.") == 2
+    capsys.readouterr()
+    assert command.main(["--version"], "Trains.") == 0
+    assert capsys.readouterr().out.startswith("train.py ")
 
 
 def test_rules_set_what_entries_have():

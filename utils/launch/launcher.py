@@ -260,6 +260,10 @@ def check(script: Path, flags: list[str]) -> Job:
         UserError: a flag is wrong, or the script is not an entry.
     """
     module = _load(script)
+    if hasattr(module, "as_entry"):  # train.py
+        name, flags = module.as_entry(flags)
+        script = script.with_name(f"{name}.py")
+        module = _load(script)
     if not hasattr(module, "Settings"):
         raise UserError(f"{script}: not an entry script, as it has no class Settings")
     flags = list(flags)

@@ -29,6 +29,7 @@ FIRST = {
         "pretrained": "start from trained weights",
     },
     "the training": {
+        "time_budget": "time for everything, such as 10m or 2h",
         "epochs": "passes over the training data",
         "batch_size": "samples in a step of one process",
         "optimizer": "what takes the steps, such as sgd, adamw, muon or ngd",

@@ -5,27 +5,30 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import UserError, one_line
-from ..launch.environment import launched
 from ..machine.packages import mendable
 from ..reporting.run_folder import RUNS, find_run
 from ..settings.config import parse
+from ..settings.help import version
 from ..settings.values import canonical_name
 from .detect import Found, detect
 
 ENTRIES = {"pictures": "resnet50_test", "texts": "transformer_test"}
 NAMED = "vit_test"  # of --model, but for ResNets
 TIME = "10m"  # unless something else says how long
-LENGTHS = ("time_budget", "epochs", "max_steps", "config")
+LENGTHS = ("time_budget", "epochs", "max_steps")
+COMPLETE = ("config", "resume")  # settings that say all that could be chosen
 
 
 def main(argv: list[str], text: str) -> int:
     """Trains on what the first word names, or goes on with a run; returns the exit code of an
     entry. `text` says in a line and examples what this does."""
     started = time.monotonic()
+    if argv[:1] == ["--version"]:
+        print(version("train.py"), end="")
+        return 0
     if not argv or argv[0] in ("-h", "--help"):
         print(
             f"{text.strip()}\n\nAll flags of these scripts may follow, and win over what is chosen:"
@@ -33,7 +36,7 @@ def main(argv: list[str], text: str) -> int:
         print("\n".join(f"python {name}.py --help" for name in (*ENTRIES.values(), NAMED)))
         return 0 if argv else 2
     try:
-        entry, words = _command(argv)
+        entry, words = as_entry(argv)
     except (UserError, ModuleNotFoundError) as error:
         print(f"error: {one_line(str(mendable(error) or error))}", file=sys.stderr)
         return 2
@@ -42,11 +45,11 @@ def main(argv: list[str], text: str) -> int:
     return importlib.import_module(entry).main(words, started)
 
 
-def _command(argv: list[str]) -> tuple[str, list[str]]:
-    """(module of the entry, its command line)"""
-    place, given = launched(), {canonical_name(w.split("=")[0]) for w in argv if w[0] == "-"}
-    say: Callable[[str], None] = print if place is None or place.rank == 0 else lambda line: None
-    if argv[0].startswith("-"):
+def as_entry(argv: list[str]) -> tuple[str, list[str]]:
+    """(module of the entry, its command line) that train.py stands for; run_distributed.sh starts
+    that. Raises UserError."""
+    given = {canonical_name(word.split("=")[0]) for word in argv if word.startswith("-")}
+    if not (argv and argv[0]) or argv[0].startswith("-"):  # "": a variable that is not set
         if "resume" not in given:
             raise UserError(
                 "the first word names the data: python train.py my_pictures, python train.py "
@@ -58,20 +61,23 @@ def _command(argv: list[str]) -> tuple[str, list[str]]:
     settings_class = importlib.import_module(entry).Settings
     of_data = found.flags | _test_set(found, given)
     settings, _ = parse(settings_class, [*_spelled(of_data), *words], "")
+    if {*COMPLETE} & given:
+        return entry, [*_spelled(of_data), *words]
     from .facts import facts_of  # imports PyTorch
     from .rules import Machine, chosen
 
     facts = facts_of(settings)
-    say(f"{found.words}: {facts.in_words(found.kind)}")
+    print(f"{found.words}: {facts.in_words(found.kind)}")
     flags: dict[str, object] = dict(of_data)
     rules = [*chosen(found.kind, facts, Machine.here(settings.device), given)]
-    if not {*LENGTHS} & given:
+    plans_steps = settings.mixup == "auto" or settings.trains_locally  # which a time cannot change
+    if not ({*LENGTHS} & given or plans_steps):
         rules.append(({"time_budget": TIME}, "--time says how long, in all"))
     for own, why in rules:
-        say(f"  {' '.join(_spelled(own))}: {why}")
+        print(f"  {' '.join(_spelled(own))}: {why}")
         flags |= own
     words = [*_spelled(flags), *words]
-    say(f"python {entry}.py {shlex.join(words)}")
+    print(f"python {entry}.py {shlex.join(words)}", flush=True)
     return entry, words
 
 
@@ -109,12 +115,10 @@ def _entry_of_run(argv: list[str]) -> str:
     else:
         run = find_run(value, None, "")
     try:
-        line = (
-            (run / "config.yaml").read_text(encoding="utf-8", errors="replace").partition("\n")[0]
-        )
+        text = (run / "config.yaml").read_text(encoding="utf-8", errors="replace")
     except OSError:
         raise UserError(f"--resume {run}: there is no config.yaml, so it is no run") from None
-    return Path(line.removeprefix("# ").strip()).stem
+    return Path(text.partition("\n")[0].removeprefix("# ").strip()).stem
 
 
 def _spelled(flags: dict) -> list[str]:

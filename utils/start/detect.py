@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..data.images.sources import IMAGE_DATASETS
-from ..data.images.split_names import PICTURES, SPLITS, class_folder, is_ignored
+from ..data.images.split_names import PICTURES, SPLITS, by_split, class_folder, is_ignored
 from ..data.texts.files import KINDS
 from ..data.texts.sources import TEXT_DATASETS
 from ..errors import UserError
@@ -83,13 +83,14 @@ def _of_file(path: Path) -> Found:
 
 def _of_folder(folder: Path) -> Found:
     inner = sorted(path for path in folder.iterdir() if not is_ignored(path.name))
-    tables = {path: _split_of(path) for path in inner if path.name.lower().endswith(_TABLES)}
-    train = [path for path, split in tables.items() if split == "train"]
+    tables = [path for path in inner if path.name.lower().endswith(_TABLES)]
+    train = [path for path in tables if _word(path) == "train"]
     if len(train) == 1:
         found = _of_file(train[0])
         if found.kind == "pictures":
             return Found("pictures", {"dataset": "csv", "data_dir": str(folder)}, found.words)
-        others = {split: path for path, split in tables.items() if split in ("val", "test")}
+        words = {_word(path): path.name for path in tables if _word(path) in SPLITS}
+        others = {s: folder / words[w] for s, w in by_split(folder, words).items() if s != "train"}
         return Found(
             "texts",
             found.flags | {f"{split}_file": str(path) for split, path in others.items()},
@@ -105,7 +106,7 @@ def _of_folder(folder: Path) -> Found:
     if len(tables) == 1:
         return _of_file(*tables)
     if tables:
-        names = ", ".join(path.name for path in [*tables][:5])
+        names = ", ".join(path.name for path in tables[:5])
         raise UserError(f"{folder} has {counted(len(tables), 'table')}: name one of {names}")
     pictures = [path for path in inner if path.suffix.lower() in PICTURES]
     if pictures:
@@ -119,9 +120,9 @@ def _of_folder(folder: Path) -> Found:
     )
 
 
-def _split_of(path: Path) -> str | None:
-    """ "train", "val" or "test", if the name of the table is the word of a split."""
-    return SPLITS.get(path.name.lower().partition(".")[0])
+def _word(path: Path) -> str:
+    """The name of a table without its endings, which may be the word of a split."""
+    return path.name.lower().partition(".")[0]
 
 
 def _lists_pictures(path: Path) -> bool:

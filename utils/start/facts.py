@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..settings import ImageSettings, TextSettings
 from ..tasks.picture_data import load_splits
 from ..tasks.text_data import text_request
 
+SMALL = 64  # pixels of a side
 SAMPLE = 2000  # texts whose length is measured
 
 
@@ -24,7 +25,7 @@ class Facts:
     Attributes:
         train, test: numbers of samples.
         counts: training samples of each class, by its name.
-        size: pixels of a side, or words of a usual text.
+        size: pixels of a side, at which large pictures are read; or words of a usual text.
     """
 
     train: int
@@ -40,9 +41,9 @@ class Facts:
             each = (
                 f"from {self.counts[low]:,} of {low[:40]} to {self.counts[high]:,} of {high[:40]}"
             )
-        size = (
-            f"{self.size} pixels a side" if kind == "pictures" else f"about {self.size} words each"
-        )
+        size = f"about {self.size} words each"
+        if kind == "pictures":
+            size = f"{self.size} pixels a side" if self.size <= SMALL else f"above {SMALL} pixels"
         return (
             f"{self.train:,} to train on and {self.test:,} to test on, {size}, in "
             f"{counted(len(self.counts), 'class')}, {each}"
@@ -56,6 +57,8 @@ def facts_of(settings: ImageSettings | TextSettings) -> Facts:
 
 
 def _of_pictures(settings: ImageSettings) -> Facts:
+    if settings.decode == "auto":  # they are decoded once their size is chosen
+        settings = replace(settings, decode="always")
     silent: Any = SimpleNamespace(say=lambda line: None)
     splits = load_splits(settings, silent, Exchange(), None)
     return _facts(splits.data, splits.train.labels, max(splits.train.shape[:2]))

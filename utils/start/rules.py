@@ -7,7 +7,7 @@ recipes/ag_news_cpu.yaml, which have (benchmarks/results/recipes.md).
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from .facts import Facts
+from .facts import SMALL, Facts
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def _by_samples(sizes: dict[int, dict], why: str, **further) -> tuple[Rule, ...]
 
 
 ALL = 1 << 62
-OPTIMIZER = ("optimizer", "ngd", "lr", "config")
+OPTIMIZER = ("optimizer", "ngd", "lr")
 # Those below win over those above.
 RULES = {
     "pictures": (
@@ -62,8 +62,8 @@ RULES = {
             lambda facts, machine: not machine.gpu, ("model", "pretrained"),
         ),
         Rule(
-            {"image_size": 64}, "on a CPU larger pictures take minutes for each epoch",
-            lambda facts, machine: facts.size > 64 and not machine.gpu, ("pretrained",),
+            {"image_size": SMALL}, "on a CPU larger pictures take minutes for each epoch",
+            lambda facts, machine: facts.size > SMALL and not machine.gpu, ("pretrained",),
         ),
         Rule(
             {"optimizer": "muon", "weight_decay": 0.15, "sched": "cosine"},
@@ -84,11 +84,11 @@ RULES = {
         Rule(
             {"layers": 1, "dim": 256, "heads": 4, "ffn": 512, "pooling": "mean"},
             "more layers gain little without texts by the hundred thousand",
-            but=("layers", "dim", "pretrained", "config"),
+            but=("layers", "dim", "pretrained"),
         ),
         Rule(
             {"dropout": 0.4, "token_dropout": 0.6}, "so few texts are learned by heart without it",
-            lambda facts, machine: facts.train <= 50_000, ("config",),
+            lambda facts, machine: facts.train <= 50_000,
         ),
         Rule(
             {"optimizer": "muon", "lr": 0.002, "sched": "cosine", "label_smoothing": 0.1},
