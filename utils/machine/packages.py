@@ -42,6 +42,8 @@ OPTIONAL = (
     Package("tensorboard", "tensorboard", "TensorBoard"),
     Package("optuna", "optuna", "tuning"),
     Package("huggingface_hub", "huggingface_hub", "weights from the Hugging Face hub"),
+    Package("transformers", "transformers", "transformer_test.py --model NAME|FOLDER"),
+    Package("peft", "peft", "--lora"),
     Package("wandb", "wandb", "--wandb"),
     Package("onnx", "onnx", "--export onnx and --engine ort"),
     Package("onnxscript", "onnxscript", "--export onnx and --engine ort"),

@@ -59,28 +59,53 @@ class Attention(nn.Module):
         else:
             q, k, v = linear(x, weight, bias).chunk(3, 1)
         rate = self.dropout if self.training else 0.0
-        # FlashAttention refuses a batch without texts, which a rank may have.
-        packed = layout.n > 0 and not rate
-        if layout.offsets is not None and packed and varlen_works(q, self.heads):
-            q, k, v = (part.unflatten(1, (self.heads, -1)) for part in (q, k, v))
-            ends, longest = layout.offsets, layout.longest
-            q_ends, q_longest = ends, longest
-            if first_only:
-                q_ends, q_longest = torch.arange(layout.n + 1, device=ends.device).int(), 1
-            # Imported here: it brings torch._dynamo, two seconds that a run on a CPU goes without.
-            from torch.nn.attention.varlen import varlen_attn
+        return self.out(attend_rows(q, k, v, layout, self.heads, rate, first_only))
 
-            window = {"window_size": (longest, longest)} if WINDOWS else {}
-            attended = varlen_attn(q, k, v, q_ends, ends, q_longest, longest, **window)
-            return self.out(attended.flatten(1))
-        q = q[:, None] if first_only else layout.to_grid(q)
-        q, k, v = (
-            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
-            for part in (q, layout.to_grid(k), layout.to_grid(v))
-        )  # (n, heads, 1 or longest, dim / heads)
-        attended = attend(q, k, v, layout.keys, rate)
-        attended = attended.transpose(1, 2).flatten(2)  # (n, 1 or longest, dim)
-        return self.out(attended[:, 0] if first_only else layout.from_grid(attended))
+
+def attend_rows(
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, heads: int, rate: float,
+    first_only: bool = False, window: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Attention within each text.
+
+    Args:
+        q: (rows, dim), or with `first_only` (n, dim): of each text's first token alone.
+        k, v: (rows, dim).
+        rate: of dropout on the weights.
+        window: a token attends to those at most this far away; None: to all.
+    Returns:
+        as `q`.
+    """
+    if window is not None and window >= layout.longest - 1:
+        window = None
+    # FlashAttention refuses a batch without texts, which a rank may have.
+    packed = layout.n > 0 and not rate and (window is None or WINDOWS)
+    if layout.offsets is not None and packed and varlen_works(q, heads):
+        q, k, v = (part.unflatten(1, (heads, -1)) for part in (q, k, v))
+        ends, longest = layout.offsets, layout.longest
+        q_ends, q_longest = ends, longest
+        if first_only:
+            q_ends, q_longest = torch.arange(layout.n + 1, device=ends.device).int(), 1
+        # Imported here: it brings torch._dynamo, two seconds that a run on a CPU goes without.
+        from torch.nn.attention.varlen import varlen_attn
+
+        size = longest if window is None else window
+        options = {"window_size": (size, size)} if WINDOWS else {}
+        attended = varlen_attn(q, k, v, q_ends, ends, q_longest, longest, **options)
+        return attended.flatten(1)
+    q = q[:, None] if first_only else layout.to_grid(q)
+    q, k, v = (
+        part.unflatten(2, (heads, -1)).transpose(1, 2)
+        for part in (q, layout.to_grid(k), layout.to_grid(v))
+    )  # (n, heads, 1 or longest, dim / heads)
+    keys = layout.keys
+    if window is not None:
+        place = torch.arange(layout.longest, device=q.device)
+        near = (place[:, None] - place).abs() <= window
+        keys = near if keys is None else keys & near
+    attended = attend(q, k, v, keys, rate)
+    attended = attended.transpose(1, 2).flatten(2)  # (n, 1 or longest, dim)
+    return attended[:, 0] if first_only else layout.from_grid(attended)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor | None, rate: float) -> Tensor:
@@ -89,7 +114,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor | None, rate: float) ->
     Args:
         q: (n, heads, queries, d).
         k, v: (n, heads, longest, d).
-        keys: (n, 1, 1, longest) bool, at least one true per text; None: all keys are real.
+        keys: bool, as (n, 1, 1, longest), at least one true for each query; None: all keys are
+            real.
     Returns:
         (n, heads, queries, d).
     """

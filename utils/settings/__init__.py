@@ -65,9 +65,10 @@ class TextSettings(TextFlags, TrainSettings):
     pretrained: str | None = changed(
         TrainSettings,
         "pretrained",
-        help="Start from these weights: the folder of a run, with its tokenizer, or a .safetensors "
-        "or .pth file; a head for other classes is replaced",
-        bare=None,
+        help="Start from these weights: without a value those of --model NAME|FOLDER (in YAML: "
+        "published); or the folder of a run, with its tokenizer, or a .safetensors or .pth file; a "
+        "head for other classes is replaced",
+        bare="published",
     )
     predict: str | None = changed(
         TrainSettings,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from ..data.texts.sources import MAX_BAD, MAX_TOKENS, TEXT_DATASETS, TOKENIZERS
 from ..errors import UserError
@@ -16,10 +17,13 @@ text_flag = partial(setting, group="texts")
 # Of the user's own files.
 file_flag = partial(data_flag, resume="free", essential=True)
 TRAINED = ("auto", *TOKENIZERS)
+OWN = "transformer"  # the value of --model that is the Transformer here
 
 
 @dataclass
 class TextFlags(Config):
+    encoder: ClassVar[str | None] = None  # by others, that is the model
+
     dataset: str = data_flag(
         "ag_news",
         "Data set; csv is your own CSV, TSV or JSON Lines files, headlines is synthetic and needs "
@@ -127,6 +131,8 @@ class TextFlags(Config):
 
     @property
     def tokenizer_is_trained(self) -> bool:
+        if self.encoder is not None:
+            return False
         if self.tokenizer == "basic_english":
             return self.vocab is None
         return self.tokenizer in TRAINED
@@ -154,6 +160,9 @@ class TextFlags(Config):
             yield "test_fraction", "--test_file is the test set", "test_file"
         if self.val_file is not None:
             yield "val_fraction", "--val_file is the validation split", "val_file"
+        if self.encoder is not None:
+            names = ("tokenizer", "vocab_size", "lowercase", "min_freq", "vocab", "stopwords")
+            yield names, f"--model {self.encoder} brings its own tokenizer", "model"
         if self.tokenizer != "basic_english":
             yield ("min_freq", "vocab"), "it is for --tokenizer basic_english", "tokenizer"
         elif self.vocab is not None:

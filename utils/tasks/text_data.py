@@ -57,7 +57,9 @@ def load_texts(
         )
     encoded = {name: [split] for name, split in data.splits.items()}
     resumed = settings.resume is not None
-    losses = lines_on_losses(encoded, data.tokenizer_json, settings.max_len, trained=resumed)
+    losses = lines_on_losses(
+        encoded, data.tokenizer_json, settings.max_len, resumed, settings.encoder is not None
+    )
     of_splits = {data.files.get(name, data.files.get("train")) for name in data.splits}
     for path in filter(None, of_splits if settings.id_columns else ()):
         ids_of_lines(path, column_names(settings.id_columns) or (), settings.encoding)

@@ -16,8 +16,11 @@ from ..exchange import Exchange
 from ..local.workers import Workers
 from ..reporting.console import Console
 from ..settings import TextSettings
+from ..settings.texts import OWN
 from ..settings.config import COMMAND_LINE, DEFAULT, FILE
 from ..weights.card import TextCard
+from ..weights.encoders import read_encoder
+from ..weights.pretrained import Pretrained
 from .kinds import Kind
 from .mixing import auto_split, build_mixing
 from .sample_names import text_names
@@ -41,7 +44,8 @@ class TextTask(Task):
 
     def usual_sample(self) -> torch.Tensor:
         """(1, tokens) int64: a text of the mean length."""
-        return torch.ones(1, round(float(self.train.lengths.mean())), dtype=torch.long)
+        length = max(1, round(float(self.train.lengths.mean())))
+        return torch.full((1, length), self.data.cls_id)
 
 
 def load_text_task(
@@ -52,6 +56,7 @@ def load_text_task(
     exchange: Exchange | None = None,
     workers: Workers | None = None,
     micro_batches: int | None = None,
+    encoder: dict | None = None,
 ) -> TextTask:
     """Loads the data set, splits and encodes it and makes the loaders, all as `settings` say.
 
@@ -61,6 +66,7 @@ def load_text_task(
         exchange: with the other ranks; None: a single process.
         workers: among whom training steps are divided; None: the ranks.
         micro_batches: of all workers in an optimizer step; None: as the settings say.
+        encoder: that of the card; None: the model is the Transformer here.
     """
     exchange = exchange or Exchange()
     workers = workers or Workers.divide(exchange.size, exchange.rank, exchange.size)
@@ -70,9 +76,10 @@ def load_text_task(
         data.tokenizer_json,
         settings.clean_text,
         settings.max_len,
-        settings.heads,
-        settings.pooling,
+        settings.heads if encoder is None else None,
+        settings.pooling or (encoder or {}).get("pooling"),
         line_end_of(settings.dataset),
+        encoder,
     )
     task = _make_loaders(settings, data, card, device, console, exchange, workers, micro_batches)
     console.say(
@@ -168,6 +175,12 @@ class Texts(Kind):
     # of texts have thousands of shapes: gigabytes. It reads this variable at its first product.
     environment: ClassVar[dict[str, str]] = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 
+    def load_published(self, say):
+        if self.settings.encoder is None:
+            return super().load_published(say)
+        files = read_encoder(self.settings.encoder, say)
+        return Pretrained(files.weights, files.source, encoder=files)
+
     def load_task(self, run, card, pretrained) -> TextTask:
         settings = self.settings
         if settings.eval_data is not None:
@@ -180,14 +193,20 @@ class Texts(Kind):
         if pretrained is not None and pretrained.card is not None:
             card = pretrained.card
             check_belongs(settings, run.origin, card)
-        elif pretrained is not None and settings.tokenizer_is_trained:
+        elif pretrained is not None and settings.tokenizer_is_trained and settings.encoder is None:
             run.console.say(
                 f"note: {pretrained.source_text} comes without a tokenizer: give the one that it "
                 "was trained with by --tokenizer"
             )
-        tokenizer = None  # as the settings say
-        if settings.pretrained or not settings.tokenizer_is_trained:
-            tokenizer = card and card.tokenizer
+        tokenizer = encoder = None  # as the settings say
+        if card is not None:
+            encoder = card.encoder
+            if settings.pretrained or not settings.tokenizer_is_trained:
+                tokenizer = card.tokenizer
+        elif settings.encoder is not None:
+            files = pretrained and pretrained.encoder
+            files = files or read_encoder(settings.encoder, run.console.say)
+            tokenizer, encoder = files.tokenizer, files.card
         return load_text_task(
             settings,
             run.device,
@@ -196,6 +215,7 @@ class Texts(Kind):
             run.exchange,
             run.workers,
             run.micro_batches,
+            encoder,
         )
 
 
@@ -209,9 +229,13 @@ def check_belongs(settings, origin: dict, card: TextCard) -> None:
                 f"--{name} has no effect: the weights of {settings.pretrained} belong to "
                 "their own tokenizer"
             )
+    if (card.encoder is None) != (settings.encoder is None):
+        model = OWN if card.encoder is None else card.encoder["source"].partition("@")[0]
+        raise UserError(f"--pretrained {settings.pretrained}: its weights are of --model {model}; "
+                        "give that too")
     for name in ("heads", "pooling"):
         theirs = getattr(card, name)
-        if theirs not in (None, getattr(settings, name)):
+        if theirs is not None and getattr(settings, name) not in (None, theirs):
             raise UserError(
                 f"--pretrained {settings.pretrained}: its weights were trained with --{name} "
                 f"{theirs}; give that too"

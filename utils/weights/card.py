@@ -86,7 +86,8 @@ class TextCard:
     `tokenizer` is the JSON of the `tokenizers` library, `clean` whether texts are cleaned before
     they are tokenized (utils/data/texts/clean.py), `max_len` the most tokens that are read of a
     text. `heads` and `pooling` are settings of the model that the shapes of its weights do not
-    show; None: unknown. `line_end` is how the files of the data set write the end of a line within
+    show; None: unknown. `encoder` is what a model is built by that is not the Transformer here
+    (utils/weights/encoders.py). `line_end` is how the files of the data set write the end of a line within
     a text, which cleaning takes for a space; None: as it is. Raises ValueError for values that no
     model can have.
     """
@@ -102,6 +103,7 @@ class TextCard:
     heads: int | None = None
     pooling: str | None = None
     line_end: str | None = None
+    encoder: dict | None = None
 
     def __post_init__(self) -> None:
         if not self.classes or not all(isinstance(name, str) for name in self.classes):
@@ -116,7 +118,7 @@ class TextCard:
         """From `to_dict`; other keys are ignored. Raises ValueError."""
         try:
             classes, *others = (values[n] for n in ("classes", "tokenizer", "clean", "max_len"))
-            optional = (values.get(name) for name in ("heads", "pooling", "line_end"))
+            optional = (values.get(name) for name in ("heads", "pooling", "line_end", "encoder"))
             return cls(tuple(classes), *others, *optional)
         except KeyError as error:
             raise ValueError(f"{error.args[0]} is missing") from None

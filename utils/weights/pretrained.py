@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,7 @@ class Pretrained:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     card: ModelCard | TextCard | None = None  # of a run or an exported file
+    encoder: Any = None  # EncoderFiles (encoders.py), if it is one
 
     @functools.cached_property
     def tensors(self) -> dict[str, Tensor]:
@@ -90,8 +92,8 @@ def load_pretrained(source: str | Path, say: Callable = print, use=None) -> Pret
     if not path.exists() and Path(file := str(source).rpartition(":")[0]).is_file():
         path, part = Path(file), str(source).rpartition(":")[2]
     if path.is_dir():
-        hub = _hub_folder(path)
-        return _from_folder(path, say, use) if hub is None else _from_hub_folder(hub)
+        hub = hub_folder(path)
+        return _from_folder(path, say, use) if hub is None else _fromhub_folder(hub)
     if not path.is_file():
         raise UserError(
             f"--pretrained {source}: there is no such file or folder; give a file of "
@@ -364,7 +366,7 @@ def _from_folder(path: Path, say: Callable, use: str | None = None) -> Pretraine
     return _with_card(checkpoint.weights, source, card)
 
 
-def _hub_folder(path: Path) -> Path | None:
+def hub_folder(path: Path) -> Path | None:
     """The folder with config.json, if `path` is of a model of the Hugging Face hub."""
     snapshots = sorted(path.glob("snapshots/*/config.json"), key=lambda file: file.stat().st_mtime)
     if snapshots:
@@ -372,7 +374,7 @@ def _hub_folder(path: Path) -> Path | None:
     return path if (path / "config.json").is_file() and not (path / STATE).exists() else None
 
 
-def _from_hub_folder(path: Path) -> Pretrained:
+def _fromhub_folder(path: Path) -> Pretrained:
     """The weights beside a config.json, as timm writes it."""
     file = next((path / name for name in HUB_FILES if (path / name).is_file()), None)
     if file is None:

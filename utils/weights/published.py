@@ -141,11 +141,8 @@ def _from_hub(config, say: Callable) -> dict:
         with _silent("huggingface_hub"):  # it warns of every attempt
             file = _fetch(repository, files, revision or "main", say)
     except Exception as error:  # network or disk
-        cause: BaseException = error
-        while deeper := cause.__cause__ or cause.__context__:
-            cause = deeper
         raise UserError(
-            f"--pretrained: cannot fetch {config.hf_hub_id} ({one_line(cause, 200)}); where there "
+            f"--pretrained: cannot fetch {config.hf_hub_id} ({_first_cause(error)}); where there "
             f"is a network, download https://huggingface.co/{repository}/resolve/"
             f"{revision or 'main'}/{files[0]} and give that file by --pretrained, or copy the "
             f"folder models--{repository.replace('/', '--')} into {constants.HF_HUB_CACHE}"
@@ -171,6 +168,45 @@ def _fetch(repository: str, files: Sequence[str], revision: str, say: Callable) 
         except EntryNotFoundError:
             continue
     return Path(hf_hub_download(repository, files[-1], revision=revision))
+
+
+def fetch_folder(name: str, flag: str, patterns: Sequence[str], say: Callable) -> Path:
+    """The files of a repository on the hub that match one of `patterns`: from the hub's cache, or
+    downloaded into it.
+
+    Args:
+        name: owner/name or owner/name@revision.
+        flag: that asks for it, for messages.
+        say: is given a line before a download.
+    """
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(@[\w.-]+)?", name):
+        raise UserError(f"{flag}: there is no such folder, and it is no name on the hub")
+    require(flag, "huggingface_hub")
+    from huggingface_hub import constants, snapshot_download
+
+    repository, _, revision = name.partition("@")
+    what = {"repo_id": repository, "revision": revision or None, "allow_patterns": [*patterns]}
+    with contextlib.suppress(Exception):  # it is not in the cache
+        folder = Path(snapshot_download(**what, local_files_only=True))
+        if any(folder.glob("*.safetensors")):
+            return folder
+    say(f"fetching {name} from the Hugging Face hub")
+    try:
+        with _silent("huggingface_hub"):
+            return Path(snapshot_download(**what))
+    except Exception as error:  # network or disk
+        raise UserError(
+            f"{flag}: there is no such folder, and it cannot be fetched from the hub "
+            f"({_first_cause(error)}); where there is a network, run "
+            f"hf download {repository} --local-dir FOLDER and give that folder, or copy "
+            f"models--{repository.replace('/', '--')} into {constants.HF_HUB_CACHE}"
+        ) from None
+
+
+def _first_cause(error: BaseException) -> str:
+    while deeper := error.__cause__ or error.__context__:
+        error = deeper
+    return one_line(error, 200)
 
 
 @contextlib.contextmanager

@@ -87,6 +87,7 @@ def lines_on_losses(
     tokenizer_json: str,
     max_len: int,
     trained: bool = False,
+    of_encoder: bool = False,
 ) -> list[str]:
     """Lines for the console on what a model that reads `max_len` tokens of a text does not see, if
     that is 1 % of the tokens or texts of a split, or more.
@@ -94,6 +95,7 @@ def lines_on_losses(
     Args:
         encoded: name of a split -> its samples, in parts.
         trained: the model is trained already, so that no flag helps.
+        of_encoder: the tokenizer belongs to an encoder, and cannot be another.
     """
     unknown, not_known, cut = unknown_id(tokenizer_json), {}, {}
     enough, held = 0, 100.0
@@ -109,12 +111,13 @@ def lines_on_losses(
     if enough >= MAX_TOKENS:  # longer texts are stored like those of this length
         remedy = f"--max_len {MAX_TOKENS}, the most, holds {held:.0f} % of all texts whole"
     lines = []
+    other = "" if of_encoder else "--tokenizer bpe_unicode knows every character"
     for what, shares, instead in (
-        ("unknown tokens", not_known, "--tokenizer bpe_unicode knows every character"),
+        ("unknown tokens", not_known, other),
         (f"texts cut by --max_len {max_len}", cut, remedy),
     ):
         large = ", ".join(f"{name} {share:.1f} %" for name, share in shares.items() if share >= 1)
-        remedy = "" if trained else f": {instead}"
+        remedy = f": {instead}" if instead and not trained else ""
         lines += [f"note: {what} ({large}){remedy}"] if large else []
     return lines
 

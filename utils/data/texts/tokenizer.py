@@ -130,6 +130,16 @@ def cls_id(tokenizer: Tokenizer) -> int:
     return _find(tokenizer, CLS_NAMES)
 
 
+def end_id(tokenizer: Tokenizer) -> int | None:
+    """The id of the token that published encoders put after a text; None: none. Raises ValueError
+    for a tokenizer that does not put one token before a text, and at most one after it."""
+    bare = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a").ids
+    if whole[: 1 + len(bare)] != [cls_id(tokenizer), *bare] or len(whole) > len(bare) + 2:
+        raise ValueError(f"it makes {tokenizer.encode('a').tokens} of the text 'a'")
+    return whole[-1] if len(whole) == len(bare) + 2 else None
+
+
 def unknown_id(tokenizer_json: str) -> int | None:
     """The id of the token for what the tokenizer of this JSON does not know; None: it knows all."""
     model = json.loads(tokenizer_json)["model"]
