@@ -113,7 +113,9 @@ class Settings(TextSettings):
         elif self.mixup_at == "embeddings":
             raise UserError("--mixup_at embeddings is for --model transformer; leave it out")
         if self.lora and self.freeze_backbone:
-            raise UserError("--lora already keeps the encoder's weights: leave --freeze_backbone out")
+            raise UserError(
+                "--lora already keeps the encoder's weights: leave --freeze_backbone out"
+            )
         if self.dim % self.heads:
             raise UserError(
                 f"--dim {self.dim} is not a multiple of --heads {self.heads}: each head gets "
@@ -149,7 +151,7 @@ def build_model(settings: Settings, card):
         dropout=settings.dropout,
         attention_dropout=settings.attention_dropout,
         token_dropout=settings.token_dropout,
-        pooling=settings.pooling,
+        pooling=settings.pooling or "cls",
         mixup_at=settings.mixup_at,
         pad=pad_id(tokenizer),
     )

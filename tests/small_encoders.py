@@ -81,7 +81,9 @@ def write_static(folder: Path, width: int = 8) -> Path:
     folder.mkdir()
     own.save(str(folder / "tokenizer.json"))
     torch.manual_seed(0)
-    save_file({"embeddings": torch.randn(own.get_vocab_size(), width)}, folder / "model.safetensors")
+    save_file(
+        {"embeddings": torch.randn(own.get_vocab_size(), width)}, folder / "model.safetensors"
+    )
     config = {"model_type": "model2vec", "hidden_dim": width, "normalize": True}
     (folder / "config.json").write_text(json.dumps(config))
     return folder

@@ -40,6 +40,8 @@ TEXTS = Space(
         "tokenizer": ["bpe", "unigram", "basic_english", "weights.pth", "nowhere"],
         "vocab": ["new.txt", "vocab.txt", "nowhere"],
         "batch_tokens": [1, 40, 4000],
+        "model": ["transformer", "no/such/folder", "trained"],
+        "lora": [1, 4],
     },
     needed={"dataset", "layers", "dim", "heads", "ffn", "device", "threads", "cache_dir"},
 )  # fmt: skip

@@ -11,8 +11,8 @@ from transformers import AutoModel
 
 from utils.data.texts.tokenizer import end_id, tokenizer_from_json
 from utils.errors import UserError
-from utils.weights.encoders import build_encoder, read_encoder
 from utils.weights.card import TextCard
+from utils.weights.encoders import build_encoder, read_encoder
 
 
 @pytest.fixture(scope="module")

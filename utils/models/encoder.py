@@ -124,9 +124,15 @@ class Encoder(nn.Module):
         return adapters | {inner.get(name, name): tensor for name, tensor in tensors.items()}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        if not enable or not getattr(self.backbone, "supports_gradient_checkpointing", False):
-            raise AttributeError("the encoder has no gradient checkpointing")
-        self.backbone.gradient_checkpointing_enable({"use_reentrant": False})
+        """Raises AttributeError if the encoder has none."""
+        if not getattr(self.backbone, "supports_gradient_checkpointing", False):
+            raise AttributeError("gradient checkpointing")
+        self.backbone.config.use_cache = False  # else there is a warning
+        word, own = "enable" if enable else "disable", self.backbone
+        # Its older name until transformers 5.
+        switch = getattr(own, f"activation_checkpointing_{word}", None)
+        switch = switch or getattr(own, f"gradient_checkpointing_{word}")
+        switch(*[{"use_reentrant": False}] * enable)
 
     def _find_first_position(self) -> int | None:
         """The position of a text's first token with which rows of texts give what padded batches
@@ -188,7 +194,12 @@ class StaticEncoder(nn.Module):
     forward = Encoder.forward
 
     def __init__(
-        self, backbone: StaticEmbeddings, classes: int, dropout: float, pad: int, unknown: int | None
+        self,
+        backbone: StaticEmbeddings,
+        classes: int,
+        dropout: float,
+        pad: int,
+        unknown: int | None,
     ):
         super().__init__()
         self.backbone, self.pad, self.unknown = backbone, pad, unknown

@@ -12,6 +12,7 @@ from ..machine.packages import mendable
 from ..reporting.run_folder import RUNS, find_run
 from ..settings.config import parse
 from ..settings.help import version
+from ..settings.run import budget_seconds
 from ..settings.values import canonical_name
 from .detect import Found, detect
 
@@ -64,12 +65,20 @@ def as_entry(argv: list[str]) -> tuple[str, list[str]]:
     if {*COMPLETE} & given:
         return entry, [*_spelled(of_data), *words]
     from .facts import facts_of  # imports PyTorch
-    from .rules import Machine, chosen
+    from .rules import Machine, chosen, encoder_for
 
     facts = facts_of(settings)
     print(f"{found.words}: {facts.in_words(found.kind)}")
     flags: dict[str, object] = dict(of_data)
-    rules = [*chosen(found.kind, facts, Machine.here(settings.device), given)]
+    seconds = None if {"epochs", "max_steps"} & given else budget_seconds(TIME)
+    if settings.time_budget is not None:
+        seconds = budget_seconds(settings.time_budget)
+    machine, kind, rules = Machine.here(settings.device, seconds), found.kind, []
+    if kind == "texts" and settings.encoder is None:
+        rules = [*encoder_for(facts, machine, given)]
+    if rules or (kind == "texts" and settings.encoder is not None):
+        kind = "encoders"
+    rules += chosen(kind, facts, machine, given)
     plans_steps = settings.mixup == "auto" or settings.trains_locally  # which a time cannot change
     if not ({*LENGTHS} & given or plans_steps):
         rules.append(({"time_budget": TIME}, "--time says how long, in all"))
@@ -123,4 +132,5 @@ def _entry_of_run(argv: list[str]) -> str:
 
 def _spelled(flags: dict) -> list[str]:
     """As words of a command line."""
-    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    words = ([f"--{name}", *[str(value)] * (value is not True)] for name, value in flags.items())
+    return [word for pair in words for word in pair]

@@ -1,6 +1,7 @@
 """What the data are: how many samples, of which classes and of what size."""
 
 import statistics
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -17,6 +18,8 @@ from ..tasks.text_data import text_request
 
 SMALL = 64  # pixels of a side
 SAMPLE = 2000  # texts whose length is measured
+# A tenth of the words of English texts are these, and of others few.
+ENGLISH = {"the", "of", "and", "to", "in", "is", "for", "a", "on", "with", "it", "that"}
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,14 @@ class Facts:
         train, test: numbers of samples.
         counts: training samples of each class, by its name.
         size: pixels of a side, at which large pictures are read; or words of a usual text.
+        english: the texts are.
     """
 
     train: int
     test: int
     counts: dict[str, int]
     size: int
+    english: bool = False
 
     def in_words(self, kind: str) -> str:
         """What there is to train on; `kind` is "pictures" or "texts"."""
@@ -66,8 +71,11 @@ def _of_pictures(settings: ImageSettings) -> Facts:
 
 def _of_texts(settings: TextSettings) -> Facts:
     data = open_text_data(settings.dataset, text_request(settings)).load()
-    some = data.train.texts[:: len(data.train) // SAMPLE + 1]
-    return _facts(data, data.train.labels, round(statistics.median(len(t.split()) for t in some)))
+    some = [text.lower().split() for text in data.train.texts[:: len(data.train) // SAMPLE + 1]]
+    words = Counter(word for text in some for word in text)
+    english = sum(words[word] for word in ENGLISH) > 0.1 * words.total()
+    size = round(statistics.median(map(len, some)))
+    return replace(_facts(data, data.train.labels, size), english=english)
 
 
 def _facts(data, labels: np.ndarray, size: int) -> Facts:

@@ -16,8 +16,8 @@ from ..exchange import Exchange
 from ..local.workers import Workers
 from ..reporting.console import Console
 from ..settings import TextSettings
-from ..settings.texts import OWN
 from ..settings.config import COMMAND_LINE, DEFAULT, FILE
+from ..settings.texts import OWN
 from ..weights.card import TextCard
 from ..weights.encoders import read_encoder
 from ..weights.pretrained import Pretrained
@@ -231,8 +231,9 @@ def check_belongs(settings, origin: dict, card: TextCard) -> None:
             )
     if (card.encoder is None) != (settings.encoder is None):
         model = OWN if card.encoder is None else card.encoder["source"].partition("@")[0]
-        raise UserError(f"--pretrained {settings.pretrained}: its weights are of --model {model}; "
-                        "give that too")
+        raise UserError(
+            f"--pretrained {settings.pretrained}: its weights are of --model {model}; give that too"
+        )
     for name in ("heads", "pooling"):
         theirs = getattr(card, name)
         if theirs is not None and getattr(settings, name) not in (None, theirs):

@@ -87,9 +87,9 @@ class TextCard:
     they are tokenized (utils/data/texts/clean.py), `max_len` the most tokens that are read of a
     text. `heads` and `pooling` are settings of the model that the shapes of its weights do not
     show; None: unknown. `encoder` is what a model is built by that is not the Transformer here
-    (utils/weights/encoders.py). `line_end` is how the files of the data set write the end of a line within
-    a text, which cleaning takes for a space; None: as it is. Raises ValueError for values that no
-    model can have.
+    (utils/weights/encoders.py). `line_end` is how the files of the data set write the end of a
+    line within a text, which cleaning takes for a space; None: as it is. Raises ValueError for
+    values that no model can have.
     """
 
     task: ClassVar[str] = "texts"

@@ -1,5 +1,5 @@
-"""Encoders of texts by others, from the Hugging Face hub, its cache, or a folder: what a model needs
-to be built like them, and their weights. Their code is never executed, nor are pickles read."""
+"""Encoders of texts by others, from the Hugging Face hub, its cache, or a folder: their weights, and
+what a model like them is built by. Their code is never executed, nor are pickles read."""
 
 import json
 from collections.abc import Callable
@@ -10,12 +10,18 @@ from torch import Tensor, nn
 
 from ..data.texts.tokenizer import end_id, pad_id, tokenizer_from_json, unknown_id
 from ..errors import UserError, one_line
-from ..machine.packages import require
+from ..machine.packages import is_installed, require
 from ..machine.silence import silenced
 from .card import TextCard
 from .files import read_safetensors
 from .published import fetch_folder
 
+# Small ones that others have trained on sentences: of English, and of fifty languages.
+USUAL = {
+    True: "sentence-transformers/all-MiniLM-L6-v2",
+    False: "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2",
+}
+ASK_S = 5  # longest wait for the hub's answer whether it has one
 STATIC = "model2vec"  # a table of embeddings, without layers
 # What a sentence transformer consists of, beside its weights.
 _PARTS = ("*.json", "*.txt", "*.model", "*.safetensors", "1_Pooling/config.json")
@@ -129,9 +135,27 @@ def read_encoder(name: str, say: Callable = print) -> EncoderFiles:
             tokenizer_json = tokenizer.backend_tokenizer.to_str()
             end_id(tokenizer_from_json(tokenizer_json))
         except Exception as error:
-            raise UserError(f"{flag}: its tokenizer cannot be used: {one_line(error, 200)}") from None
+            raise UserError(
+                f"{flag}: its tokenizer cannot be used: {one_line(error, 200)}"
+            ) from None
     plain = json.loads(known.to_json_string())
     return EncoderFiles(name, folder, plain, _pooling(folder, config), tokenizer_json)
+
+
+def find_encoder(english: bool) -> str | None:
+    """The name of a small encoder that can be had: from the hub's cache, or from the hub."""
+    if not (is_installed("transformers") and is_installed("huggingface_hub")):
+        return None
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    name = USUAL[english]
+    if isinstance(try_to_load_from_cache(name, "model.safetensors"), str):
+        return name
+    try:
+        HfApi().model_info(name, timeout=ASK_S)
+    except Exception:  # whatever keeps it from being fetched
+        return None
+    return name
 
 
 def build_encoder(
@@ -162,11 +186,13 @@ def build_encoder(
     with silenced():
         backbone = AutoModel.from_config(AutoConfig.for_model(**config)).float()
     model = Encoder(
-        backbone, classes, max_len=card.max_len, pooling=card.pooling,
+        backbone, classes, max_len=card.max_len, pooling=card.pooling or "mean",
         dropout=dropout, pad=pad_id(tokenizer), end=end_id(tokenizer),
     )  # fmt: skip
     most = getattr(backbone.config, "max_position_embeddings", None)
-    if most and card.max_len > (reads := most - (model.end is not None) - (model.first_position or 0)):
+    if most and card.max_len > (
+        reads := most - (model.end is not None) - (model.first_position or 0)
+    ):
         raise UserError(f"--max_len {card.max_len}: this encoder reads at most {reads} tokens")
     if lora is not None:
         require("--lora", "peft")
