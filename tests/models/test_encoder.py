@@ -1,4 +1,4 @@
-"""Classifiers on encoders of transformers: packed texts give what the library gives for each alone."""
+"""Classifiers on encoders of transformers: packed texts give what the library gives for each."""
 
 import numpy as np
 import pytest

@@ -94,7 +94,7 @@ def test_files_that_are_missing_or_damaged(copy):
     with pytest.raises(UserError, match="damaged"):
         read_encoder(str(copy))
     (copy / "config.json").unlink()
-    with pytest.raises(UserError, match="no config.json"):
+    with pytest.raises(UserError, match="has no config"):
         read_encoder(str(copy))
 
 

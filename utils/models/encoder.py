@@ -151,10 +151,11 @@ class Encoder(nn.Module):
                 expected = self._of_grid(ids, lengths)
                 _register()
                 config._attn_implementation = PACKED
-                for self.first_position in (0, self.pad + 1):  # RoBERTa's begin after the padding's
+                for first in (0, self.pad + 1):  # RoBERTa's begin after the padding's
+                    self.first_position = first
                     found = self._of_rows(ids.flatten(), position, layout)
                     if torch.allclose(found, expected, atol=TOLERANCE):
-                        return self.first_position
+                        return first
         except Exception:  # whatever its code does with arguments that it does not know
             pass
         finally:

@@ -1,5 +1,5 @@
-"""Encoders of texts by others, from the Hugging Face hub, its cache, or a folder: their weights, and
-what a model like them is built by. Their code is never executed, nor are pickles read."""
+"""Encoders of texts by others, from the Hugging Face hub, its cache, or a folder: their weights,
+and what a model like them is built by. Their code is never executed, nor are pickles read."""
 
 import json
 from collections.abc import Callable
