@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..errors import UserError
 from ..setting import setting
@@ -28,6 +28,8 @@ def is_published(source: str | None) -> bool:
 class TransferSettings(Config):
     # Settings that affect the backbone alone: without effect where only the head is trained.
     of_backbone: ClassVar[Collection[str]] = ()
+    # Settings by which the features of a sample vary, and their values without which they do not.
+    unvaried: ClassVar[dict[str, Any]] = {"mixup": "none", "cutmix_alpha": 0, "flip_test": False}
 
     pretrained: str | None = transfer_flag(
         None,
@@ -57,6 +59,14 @@ class TransferSettings(Config):
     def trains_head_alone(self) -> bool:
         """For the whole run; all that lies before the head is then in evaluation mode."""
         return self.freeze_backbone and self.unfreeze_epoch is None
+
+    @property
+    def flags_of_equal_features(self) -> list[str]:
+        """What the command line lacks for a frozen backbone to give the same features of a sample in
+        every step."""
+        values = {name: getattr(self, name, None) for name in self.unvaried}
+        lacking = {n: v for n, v in self.unvaried.items() if values[n] not in (None, v)}
+        return [f"--no_{n}" if v is False else f"--{n} {v}" for n, v in lacking.items()]
 
     def ineffective(self):
         yield from super().ineffective()
