@@ -6,8 +6,10 @@ from torch import nn
 
 from utils.data.images.loader import ImageLoader
 from utils.exchange import Exchange
-from utils.runs.frozen_features import Backbone, HeadNotLast
+from utils.runs.frozen_features import NoFeatures, features
 from utils.training.objective import Precision
+
+CPU = torch.device("cpu")
 
 
 class Net(nn.Module):
@@ -28,27 +30,27 @@ def loader(**options) -> ImageLoader:
     images = torch.arange(23 * 48).reshape(23, 4, 4, 3).remainder(251).byte().numpy()
     return ImageLoader(
         images, torch.arange(23).numpy() % 3, mean=[0.5] * 3, std=[1.0] * 3, batch_size=2,
-        device=torch.device("cpu"), shuffle=True, **options,
+        device=CPU, shuffle=True, **options,
     )  # fmt: skip
 
 
-def of_rank(exchange: Exchange) -> torch.Tensor:
+def of_rank(exchange: Exchange, precision: str) -> torch.Tensor:
     view = loader(ranks=2).in_order(exchange.rank, exchange.size)
-    found = torch.zeros(23, 5)
-    rows = Backbone(Net().eval(), Precision("fp32", torch.device("cpu"))).features(view)
-    found[view.visited()] = torch.cat([*rows])
+    rows = torch.cat([*features(Net().eval(), "head", view, Precision(precision, CPU))])
+    found = torch.zeros(23, 5, dtype=rows.dtype)
+    found[view.visited()] = rows
     return exchange.sum(found)
 
 
-def test_ranks_share_the_samples(worlds):
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_ranks_share_the_samples(worlds, precision):
     """23 samples in steps of 4: one rank has fillers."""
-    expected = of_rank(Exchange())
+    expected = of_rank(Exchange(), precision)
     assert expected.abs().sum(1).all()
-    for found in worlds(2).run(of_rank):
+    for found in worlds(2).run(of_rank, precision):
         torch.testing.assert_close(found, expected)
 
 
 def test_a_head_that_is_not_last_is_told():
-    backbone = Backbone(Net(lambda x: x * 2).eval(), Precision("fp32", torch.device("cpu")))
-    with pytest.raises(HeadNotLast):
-        next(backbone.features(loader().in_order(0, 1)))
+    with pytest.raises(NoFeatures):
+        next(features(Net(lambda x: x * 2).eval(), "head", loader(), Precision("fp32", CPU)))

@@ -16,7 +16,9 @@ PICTURES = f"--dataset shapes --subset 150 --depth 18 --width 4 -b 16 {CPU}"
 VIT = f"--dataset shapes --subset 150 --patch_size 16 --dim 16 --layers 1 --ffn 16 -b 16 {CPU}"
 TEXTS = f"--dataset headlines --subset 150 --dim 16 --layers 1 --heads 2 --ffn 16 -b 16 {CPU}"
 PLAIN = "--crop_padding 0 --hflip 0"
-FROZEN = "--epochs 3 --pretrained first --freeze_backbone --head_lr 0.1 --log_every 1 --val_fraction 0.2"
+FROZEN = (
+    "--epochs 3 --pretrained first --freeze_backbone --head_lr 0.1 --log_every 1 --val_fraction 0.2"
+)
 OFTEN = "--accumulation_steps 2 --ema_decay 0.9 --best_by f1_macro --class_sampler balanced"
 
 
@@ -38,7 +40,9 @@ def results(folder: str) -> tuple[dict, list]:
     """The last weights; the losses of every log line and evaluation."""
     last = max(Path(folder, "checkpoints").glob("step-*"))
     lines = map(json.loads, Path(folder, "metrics.jsonl").read_text().splitlines())
-    return load_file(last / "model.safetensors"), [[line[k] for k in ("step", "loss")] for line in lines]
+    return load_file(last / "model.safetensors"), [
+        [line[k] for k in ("step", "loss")] for line in lines
+    ]
 
 
 @pytest.mark.parametrize(
@@ -86,10 +90,13 @@ def test_a_resumed_run_goes_on_to_the_bit(run, run_resnet, monkeypatch):
     assert "test accuracy" in run("--resume parts --eval_only --no_report")
 
 
-def test_what_changes_features_is_said(run):
+def test_why_there_are_none_is_said(run, monkeypatch):
     run(f"{PICTURES} --epochs 1 --output first")
     flags = f"{PICTURES} --pretrained first --freeze_backbone --max_steps 1 --output"
-    assert "note: --crop_padding 0 --hflip 0 would let" in run(f"{flags} one")
+    assert "note: with --crop_padding 0 --hflip 0 the frozen" in run(f"{flags} one")
     out = run(f"{flags} two {PLAIN} --mixup 0.2 --flip_test")
-    assert "note: --mixup none --no_flip_test would let" in out
-    assert "features" not in out and not [*Path("cache").glob("features-*")]
+    assert "note: with --mixup none --no_flip_test the frozen" in out
+    monkeypatch.setattr("utils.runs.frozen_features.available_memory", lambda: 1e4)
+    out = run(f"{flags} three {PLAIN}")
+    assert "note: features of 0 GB are too many for the memory: the frozen" in out
+    assert "features of 250 samples" not in out and not [*Path("cache").glob("features-*")]

@@ -121,8 +121,8 @@ class Loader(Steps, ABC):
         return other
 
     def with_features(self, features: Tensor | None) -> Loader:
-        """The same batches, with rows of `features`, (samples, ...) on any device, for inputs; None:
-        with the inputs themselves."""
+        """The same batches, with rows of `features`, (samples, ...), for inputs; None: with the
+        inputs themselves."""
         other = copy.copy(self)
         other.features = features
         return other
@@ -168,11 +168,8 @@ class Loader(Steps, ABC):
     def _rows_or_inputs(self, epoch: int, order: np.ndarray, pieces: list[Piece]):
         if (features := self.features) is None:
             return self._inputs(epoch, order, pieces)
-
-        def rows_at(place) -> Tensor:
-            return self._chosen(features, order[place])
-
-        return (rows_at(piece.place) for piece in pieces), rows_at
+        parts = (self._chosen(features, order[piece.place]) for piece in pieces)
+        return parts, lambda places: self._chosen(features, order[places])
 
     def _draws(self, epoch: int, pieces: list[Piece], start_step: int) -> Iterator[Draws | None]:
         """The draws for mixing of each micro-batch."""

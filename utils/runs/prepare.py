@@ -127,7 +127,7 @@ def prepare(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> Ready:
     if settings.auto_batch and settings.resume is None:  # a resumed run keeps what was found
         with alone(model):
             choose_micro_batch(run, model, make_objective(model), freeze, task)
-    if freeze is not None and settings.trains_head_alone and settings.action.trains:
+    if freeze is not None and freeze.until is None and settings.action.trains:
         task = with_features(run, task, model, checkpoint)
         freeze.apply(0)
         flops = flops if task.train.features is None else None

@@ -39,7 +39,9 @@ class TransferSettings(Config):
         bare="imagenet",
     )
     freeze_backbone: bool = transfer_flag(
-        False, "Train the head alone; everything else stays unchanged, BatchNorm's statistics too"
+        False,
+        "Train the head alone; everything else stays unchanged, BatchNorm's statistics too. Where "
+        "nothing is augmented or mixed, each sample goes through it only once",
     )
     unfreeze_epoch: int | None = transfer_flag(
         None, "Train everything from this epoch on, counted from 0", low=1,
@@ -62,11 +64,10 @@ class TransferSettings(Config):
 
     @property
     def flags_of_equal_features(self) -> list[str]:
-        """What the command line lacks for a frozen backbone to give the same features of a sample in
-        every step."""
-        values = {name: getattr(self, name, None) for name in self.unvaried}
-        lacking = {n: v for n, v in self.unvaried.items() if values[n] not in (None, v)}
-        return [f"--no_{n}" if v is False else f"--{n} {v}" for n, v in lacking.items()]
+        """What is lacking for a sample to have the same features in every step."""
+        wanted = self.unvaried.items()
+        lacking = [(n, v) for n, v in wanted if getattr(self, n, None) not in (None, v)]
+        return [f"--no_{n}" if v is False else f"--{n} {v}" for n, v in lacking]
 
     def ineffective(self):
         yield from super().ineffective()
