@@ -8,17 +8,22 @@ python vit_test.py --model list 'vit_*'
 python vit_test.py --resume
 """
 
+import json
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from utils.entry import Entry, end_process, print_lines
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 from utils.setting import setting
 from utils.settings import ImageSettings, changed
+from utils.settings.transfer import is_published
 
 MODEL = "model"  # heading in --help
 OWN = "vit"  # the value of --model that takes these sizes
 SIZES = ("patch_size", "layers", "dim", "heads", "ffn", "pooling", "positions")
+HUBS = ("hf-hub", "hf_hub", "local-dir")  # where --model takes timm's layout from, as timm does
+BY_DATA = ("num_classes", "in_chans", "img_size")  # arguments that the pictures decide here
 WARMUP = 0.05  # fraction of the epochs, by default
 # Settings of the model -> arguments of timm's constructors.
 ARGUMENTS = {"drop_rate": "drop_rate", "drop_path": "drop_path_rate"}
@@ -52,8 +57,9 @@ class Settings(ImageSettings):
 
     model: str = setting(
         OWN,
-        "vit, with the sizes below; the name of any classifier of timm; or FILE.py:CLASS, a class "
-        "of your own, made by CLASS(classes). `--model list [PATTERN]` prints timm's names",
+        "vit, with the sizes below; the name of any classifier of timm; hf-hub:OWNER/NAME or "
+        "local-dir:FOLDER, one in timm's layout; or FILE.py:CLASS, a class of your own, made by "
+        "CLASS(classes). `--model list [PATTERN]` prints timm's names",
         group=MODEL,
     )
     patch_size: int = setting(4, "Side of a patch of vit", group=MODEL, low=1, unit="pixels")
@@ -92,6 +98,14 @@ class Settings(ImageSettings):
         group=MODEL,
     )  # fmt: skip
 
+    def __post_init__(self):
+        if self.model.partition(":")[0] in HUBS:  # so the run needs no hub when it is resumed
+            folder, self.model, arguments = _at_hub(self.model)
+            given = [f"{n}={v}" for n, v in arguments.items() if n not in BY_DATA]
+            self.model_kwargs = ",".join(filter(None, [*given, self.model_kwargs])) or None
+            if is_published(self.pretrained):
+                self.pretrained = folder
+
     @property
     def published_weights(self) -> tuple[str, str] | None:  # type: ignore[override]  # only read
         return None if self.model == OWN or ":" in self.model else ("timm", self.model)
@@ -121,6 +135,29 @@ class Settings(ImageSettings):
                 f"--dim {self.dim} is not a multiple of --heads {self.heads}: each head gets an "
                 "equal part"
             )
+
+
+def _at_hub(place: str) -> tuple[str, str, dict]:
+    """The folder of hf-hub:OWNER/NAME[@REVISION] or local-dir:FOLDER, and from its config.json the
+    name of timm's model and arguments of its constructor."""
+    source, _, name = place.partition(":")
+    try:
+        folder = name
+        if source != "local-dir":
+            from huggingface_hub import snapshot_download
+
+            repository, _, revision = name.partition("@")
+            files = ["config.json", "model.safetensors"]
+            folder = snapshot_download(repository, revision=revision or None, allow_patterns=files)
+        config = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
+        return folder, config["architecture"], config.get("model_args") or {}
+    except KeyError:
+        raise UserError(f"--model {place}: its config.json names no model of timm") from None
+    except Exception as error:  # network, disk, no such model, no such package
+        raise UserError(
+            f"--model {place}: {one_line(error, 200)}; where there is a network, bring the folder "
+            "by `hf download OWNER/NAME --local-dir FOLDER`, and give --model local-dir:FOLDER"
+        ) from None
 
 
 def build_model(settings: Settings, card):

@@ -42,7 +42,7 @@ def test_flags_that_are_named_exist():
     foreign = {"help", "shm-size", "logdir"}  # docker's, TensorBoard's
     foreign |= {"nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "requeue"}  # Slurm's
     foreign |= {"ntasks", "kill-on-bad-exit", "nproc-per-node", "nproc_per_node", "hostfile"}
-    foreign |= {"pid"}  # py-spy's
+    foreign |= {"pid", "local-dir"}  # py-spy's, hf's
     foreign |= {"shard_size"}  # of utils/data/images/pack.py
     for page in PAGES:
         named = re.findall(r"(?<![\w-])--([a-z][\w-]*)", page.read_text(encoding="utf-8"))
@@ -150,7 +150,7 @@ def test_advice_on_time_is_listed():
     assert told == NOTABLE
 
     class Loader:
-        workers, batch_flag = 0, "--batch_size"
+        workers, batch_flag, features = 0, "--batch_size", None
 
     settings = resnet50_test.Settings(
         dataset="imagefolder", eval_every=1, optimizer="ngd", mixup="meta"

@@ -196,6 +196,22 @@ def test_another_head_and_another_size_of_picture(works, fails):
     assert "does not fit the model" in fails(*flags, "--layers", 3)
 
 
+def test_a_model_in_the_layout_of_the_hub(works, fails):
+    """The run keeps timm's name and the arguments, and goes on without the folder."""
+    sizes = dict(patch_size=8, embed_dim=16, depth=1, num_heads=2)
+    theirs = timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=5, **sizes)
+    folder = Path("folder")
+    timm.models.save_for_hf(theirs, str(folder), model_args=sizes, safe_serialization=True)
+    model = ["--model", "local-dir:folder", "--model_kwargs", "qkv_bias=true"]
+    works(*DATA, *ENGINE, *model, "--pretrained", "--freeze_backbone", "--output", "first")
+    assert torch.equal(weights("first")["norm.weight"], theirs.state_dict()["norm.weight"])
+    assert summary("first")["model"] == "vit_tiny_patch16_224"
+    (folder / "config.json").write_text("{}")
+    works("--resume", "first", "--epochs", 2)
+    assert "its config.json names no model of timm" in fails(*DATA, *model)
+    assert "give --model local-dir:FOLDER" in fails(*DATA, "--model", "hf-hub:no such/model")
+
+
 def test_fixed_positions_never_train(works):
     flags = [*VIT, "--positions", "sincos", "--pooling", "mean"]
     works(*flags, "--weight_decay", 0.5, "--output", "first")

@@ -48,6 +48,7 @@ class Loader(Steps, ABC):
         options: see Steps.
     """
 
+    features: Tensor | None = None  # what batches have for inputs; see `with_features`
     workers = 0  # processes that read ahead
     turns = 1  # loaders that are used in turn, and share these processes
 
@@ -111,6 +112,21 @@ class Loader(Steps, ABC):
         other.rank = rank
         return other
 
+    def in_order(self, rank: int, ranks: int) -> Loader:
+        """Each sample once, in a fixed order, unmixed, divided among these ranks. What is augmented
+        stays so."""
+        other = copy.copy(self)
+        other.rank, other.ranks, other.shuffle, other.mixing = rank, ranks, False, None
+        other.resize(self.batch_size, self.step_size)
+        return other
+
+    def with_features(self, features: Tensor | None) -> Loader:
+        """The same batches, with rows of `features`, (samples, ...), for inputs; None: with the
+        inputs themselves."""
+        other = copy.copy(self)
+        other.features = features
+        return other
+
     def defer(self) -> None:
         """From the next `epoch` on, leaves inputs to `made`, if the device alone can make them. A
         CUDA graph then includes the augmentation."""
@@ -127,7 +143,7 @@ class Loader(Steps, ABC):
     def _makers(self, epoch: int, start_step: int) -> Iterator[Callable[[], Batch]]:
         order = self.order(epoch)
         pieces = list(self.pieces(epoch, start_step))
-        inputs, inputs_at = self._inputs(epoch, order, pieces)
+        inputs, inputs_at = self._rows_or_inputs(epoch, order, pieces)
         draws = self._draws(epoch, pieces, start_step)
         with closing(inputs):
             for piece in pieces:
@@ -148,6 +164,12 @@ class Loader(Steps, ABC):
                     return Batch(next(inputs), targets, n, ends, mix_plan, clean, piece.filler)
 
                 yield make
+
+    def _rows_or_inputs(self, epoch: int, order: np.ndarray, pieces: list[Piece]):
+        if (features := self.features) is None:
+            return self._inputs(epoch, order, pieces)
+        parts = (self._chosen(features, order[piece.place]) for piece in pieces)
+        return parts, lambda places: self._chosen(features, order[places])
 
     def _draws(self, epoch: int, pieces: list[Piece], start_step: int) -> Iterator[Draws | None]:
         """The draws for mixing of each micro-batch."""
@@ -172,7 +194,10 @@ class Loader(Steps, ABC):
         return (piece.first + n + np.arange(min(count, samples - n))) % samples
 
     def _targets(self, index: np.ndarray) -> Tensor:
-        chosen = self.labels.index_select(0, to_device(index, self.labels.device))
+        return self._chosen(self.labels, index)
+
+    def _chosen(self, rows: Tensor, index: np.ndarray) -> Tensor:
+        chosen = rows.index_select(0, to_device(index, rows.device))
         return to_device(chosen, self.device)
 
     # ---- how much memory a micro-batch needs ----------------------------------------------------
@@ -192,7 +217,7 @@ class Loader(Steps, ABC):
 
     def _trial_inputs(self, n: int) -> Tensor | tuple:
         samples = self._heaviest(n)
-        _, inputs_at = self._inputs(0, samples, [])
+        _, inputs_at = self._rows_or_inputs(0, samples, [])
         return inputs_at(np.arange(n))
 
     def _heaviest(self, n: int) -> np.ndarray:

@@ -23,7 +23,7 @@ def phase_advice(settings, precision: Precision, loader) -> dict[str, str]:
         advice["optimizer"] += (
             f"; --meta_every {2 * settings.meta_every} updates the policy of mixing less often"
         )
-    if settings.reads_in_workers:
+    if settings.reads_in_workers and loader.features is None:
         advice["data"] = f"read with more processes: --workers {2 * loader.workers or 4}"
     slower = device.type == "cpu" and not settings.bf16_helps_cpus
     fixed = settings.engine == "ort"  # which computes in float32 only

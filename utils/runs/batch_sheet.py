@@ -36,6 +36,7 @@ def write_sheet(path: Path, batch: Batch, card: ModelCard) -> None:
 
 def first_batch(loader: Loader) -> Batch:
     """The first one that a run trains on."""
+    loader = loader.with_features(None)
     with closing(loader.epoch(0)) as batches:
         return loader.made(next(batch for batch in batches if len(batch.targets)))
 

@@ -83,7 +83,7 @@ def rehearse(run: Run, trainer: Trainer, task: Task) -> None:
         say(f"  not installed  {package.name}, for {package.purpose}: pip install {package.name}")
     if not missing:
         say("  packages       all optional ones are installed")
-    say("dry run: no run was kept; decoded pictures or encoded texts stay in --cache_dir")
+    say("dry run: no run was kept; decoded pictures, encoded texts or features stay in --cache_dir")
 
 
 def _draw_batch(path: Path, loader: Loader, card: ModelCard) -> str:

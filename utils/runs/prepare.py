@@ -29,6 +29,7 @@ from ..training.objective import Classification, Precision
 from ..weights.pretrained import fit_weights, load_pretrained
 from .auto_batch import choose_micro_batch
 from .class_balance import class_balance
+from .frozen_features import with_features
 from .resume import check_data
 from .run import Run
 
@@ -126,6 +127,10 @@ def prepare(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> Ready:
     if settings.auto_batch and settings.resume is None:  # a resumed run keeps what was found
         with alone(model):
             choose_micro_batch(run, model, make_objective(model), freeze, task)
+    if freeze is not None and freeze.until is None and settings.action.trains:
+        task = with_features(run, task, model, checkpoint)
+        freeze.apply(0)
+        flops = flops if task.train.features is None else None
     unfreezes = settings.unfreeze_epoch is not None
     strategy = build_strategy(settings.strategy, model, run.exchange, unfreezes)
     # All ranks have used the same seed so far, so their weights are equal; from here on each draws

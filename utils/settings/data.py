@@ -18,8 +18,8 @@ class DataSettings(Config):
     data_dir: str = data_flag("data", "Folder of the data", resume="free", essential=True)
     cache_dir: str = data_flag(
         "data/cache",
-        "Folder for decoded or unpacked pictures, indices, encoded texts and the figures of "
-        "baselines, which later runs reuse",
+        "Folder for decoded or unpacked pictures, indices, encoded texts, features and the figures "
+        "of baselines, which later runs reuse",
         resume="free",
     )
     subset: float | None = data_flag(

@@ -14,6 +14,7 @@ from .distributed import process_flag
 from .engine import machine_flag
 from .mixing import overfitting_flag
 from .run import use_flag
+from .transfer import TransferSettings
 
 # Data sets of the user's own pictures: those that can be decoded once, and all.
 FILES = ("imagefolder", "csv")
@@ -22,6 +23,11 @@ OWN_PICTURES = (*FILES, "tar", "tfrecord", "parquet")
 
 @dataclass
 class PictureSettings(Config):
+    unvaried = TransferSettings.unvaried | {
+        **{"crop": "padded", "crop_padding": 0, "hflip": 0, "cutout": 0, "random_erasing": 0},
+        **{"auto_augment": "none", "color_jitter": "0"},
+    }
+
     dataset: str = data_flag(
         "cifar10",
         "Data set; imagefolder is a tree of your own with a folder for each class, csv are lists "
@@ -241,8 +247,8 @@ class PictureSettings(Config):
             yield names + (() if of_other_files else of_files), reason, "dataset"
             if self.image_size is None and not self.eval_data:
                 reason = f"--dataset {self.dataset} is in memory, unless --image_size resizes it"
-                keeps_baseline = self.action.trains and self.baseline
-                yield () if keeps_baseline else "cache_dir", reason, "dataset"
+                keeps = self.action.trains and (self.baseline or self.trains_head_alone)
+                yield () if keeps else "cache_dir", reason, "dataset"
                 yield () if self.predict else "workers", reason, "dataset"
         elif self.predict:
             yield "loader", "--predict decodes files in threads, by Pillow", "predict"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..errors import UserError
 from ..setting import setting
@@ -28,6 +28,8 @@ def is_published(source: str | None) -> bool:
 class TransferSettings(Config):
     # Settings that affect the backbone alone: without effect where only the head is trained.
     of_backbone: ClassVar[Collection[str]] = ()
+    # Settings by which the features of a sample vary, and their values without which they do not.
+    unvaried: ClassVar[dict[str, Any]] = {"mixup": "none", "cutmix_alpha": 0, "flip_test": False}
 
     pretrained: str | None = transfer_flag(
         None,
@@ -37,7 +39,9 @@ class TransferSettings(Config):
         bare="imagenet",
     )
     freeze_backbone: bool = transfer_flag(
-        False, "Train the head alone; everything else stays unchanged, BatchNorm's statistics too"
+        False,
+        "Train the head alone; everything else stays unchanged, BatchNorm's statistics too. Where "
+        "nothing is augmented or mixed, each sample goes through it only once",
     )
     unfreeze_epoch: int | None = transfer_flag(
         None, "Train everything from this epoch on, counted from 0", low=1,
@@ -57,6 +61,13 @@ class TransferSettings(Config):
     def trains_head_alone(self) -> bool:
         """For the whole run; all that lies before the head is then in evaluation mode."""
         return self.freeze_backbone and self.unfreeze_epoch is None
+
+    @property
+    def flags_of_equal_features(self) -> list[str]:
+        """What is lacking for a sample to have the same features in every step."""
+        wanted = self.unvaried.items()
+        lacking = [(n, v) for n, v in wanted if getattr(self, n, None) not in (None, v)]
+        return [f"--no_{n}" if v is False else f"--{n} {v}" for n, v in lacking]
 
     def ineffective(self):
         yield from super().ineffective()
