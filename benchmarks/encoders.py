@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Texts with encoders that have read before: which way of training, and how fast.
 
-    python -m benchmarks.encoders study --data_dir FOLDER --model ENCODER --output runs/study --jobs 2
+    python -m benchmarks.encoders study --data_dir FOLDER --model ENCODER --output runs/study
     python -m benchmarks.encoders trainer --data_dir FOLDER --model ENCODER --output runs/trainer
 
 FOLDER has the files of AG News, ENCODER is a name on the hub or a folder (--model of
