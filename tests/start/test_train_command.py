@@ -10,7 +10,7 @@ from PIL import Image
 
 from utils.launch import launcher
 from utils.settings.config import fields
-from utils.start import command
+from utils.start import command, rules
 from utils.start.facts import Facts
 from utils.start.rules import ALL, RULES, Machine, chosen
 
@@ -21,6 +21,7 @@ ENTRIES = ("resnet50_test", "transformer_test", "vit_test")
 def stands_for(monkeypatch, tmp_path):
     """stands_for(text) -> the entry and its words, which train.py would start."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rules, "find_encoder", lambda english: None)  # without a network
     started = []
     for name in ENTRIES:
         entry = importlib.import_module(name)
@@ -59,6 +60,30 @@ def test_texts_without_a_test_set(stands_for):
     assert value(words, "--test_fraction") == "0.2" and value(words, "--time_budget") == "10m"
     assert value(words, "--batch_size") == "16"
     assert "--test_fraction" not in stands_for("pets.csv --test_file more.csv --epochs 1")[1]
+
+
+def test_texts_with_an_encoder(stands_for, monkeypatch, capsys):
+    """Where one can be had: trained as far as there is time, in the language of the texts."""
+    rows = [f"{name},the {name} is in the house of a man {i}" for i in range(200) for name in "ab"]
+    Path("pets.csv").write_text("\n".join(["label,text", *rows]))
+    asked = []
+    monkeypatch.setattr(rules, "find_encoder", lambda english: asked.append(english) or "own/one")
+    words = stands_for("pets.csv --device cpu")[1]
+    assert value(words, "--model") == "own/one" and value(words, "--pretrained") == "published"
+    assert value(words, "--epochs") == "10" and value(words, "--time_budget") == "10m"
+    assert {"--layers", "--freeze_backbone"}.isdisjoint(words) and asked == [True]
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
+    words = stands_for("pets.csv --device cpu --time 3s")[1]
+    assert "--freeze_backbone" in words and value(words, "--lr") == "0.01"
+    assert "--model" not in stands_for("pets.csv --device cpu --time 1s")[1]
+    assert "--model" not in stands_for("pets.csv --device cpu --layers 2")[1]
+    words = stands_for("pets.csv --model own/other --max_steps 3")[1]
+    assert value(words, "--model") == "own/other" and "--epochs" not in words
+    Path("pets.csv").write_text(
+        "\n".join(["label,text", *(row.replace("the", "der").replace("of", "von") for row in rows)])
+    )
+    stands_for("pets.csv")
+    assert asked[-1] is False
 
 
 def test_what_the_user_gives_wins(stands_for):
@@ -148,12 +173,14 @@ def test_help(capsys):
 
 def test_rules_set_what_entries_have():
     """Each number of samples has one rule of each kind."""
-    for kind, rules in RULES.items():
-        known = fields(importlib.import_module(command.ENTRIES[kind]).Settings)
-        assert {name for rule in rules for name in rule.flags} <= known.keys()
+    for kind, of_kind in RULES.items():
+        entry = command.ENTRIES.get(kind, "transformer_test")
+        known = fields(importlib.import_module(entry).Settings)
+        assert {name for rule in of_kind for name in rule.flags} <= known.keys()
         for train in (1, 1000, 1001, 8000, 50_000, 10**7, ALL):
             facts = Facts(train, 10, {"a": 1}, 300)
-            for machine in (Machine(gpu=False), Machine(gpu=True)):
+            for machine in (Machine(gpu=False, seconds=60.0), Machine(gpu=True)):
                 names = [name for own, _ in chosen(kind, facts, machine, ()) for name in own]
-                assert len(names) == len({*names}) and "batch_size" in names
+                assert len(names) == len({*names})
+                assert ("epochs" if kind == "encoders" else "batch_size") in names
                 assert ("image_size" in names) == (kind == "pictures" and not machine.gpu)

@@ -58,17 +58,28 @@ class Rule:
     but: tuple[str, ...] = ()
 
 
-def _by_samples(sizes: dict[int, dict], why: str, **further) -> tuple[Rule, ...]:
-    """A rule for up to each number of training samples; the last is for all above."""
+def _by_samples(
+    sizes: dict[int, dict],
+    why: str,
+    also: Callable[[Facts, Machine], bool] = lambda facts, machine: True,
+    **further,
+) -> tuple[Rule, ...]:
+    """A rule for up to each number of training samples; the last is for all above. They hold if
+    `also` does."""
     rules, low = [], 0
 
     def within(low: int, most: int) -> Callable[[Facts, Machine], bool]:
-        return lambda facts, machine: low < facts.train <= most
+        return lambda facts, machine: low < facts.train <= most and also(facts, machine)
 
     for most, flags in sizes.items():
         rules.append(Rule(flags, why, within(low, most), **further))
         low = most
     return tuple(rules)
+
+
+def _has_time(facts: Facts, machine: Machine) -> bool:
+    """To train a whole encoder."""
+    return machine.finishes(facts, 1, 0.7)
 
 
 ALL = 1 << 62
@@ -121,17 +132,17 @@ RULES = {
         ),
     ),
     "encoders": (
-        Rule({"pretrained": "published"}, "its weights are what it is for"),
+        Rule({"pretrained": "published"}, "its weights are what it is taken for"),
+        Rule({"max_len": 128}, "the beginning of a text says enough for its class"),
         *_by_samples(
             {1000: {"epochs": 10}, 8000: {"epochs": 5}, ALL: {"epochs": 3}},
-            "it has read before, and more epochs change little", but=LENGTHS,
+            "all of it is trained; more epochs change little", _has_time, but=LENGTHS,
         ),
-        Rule({"lr": 1e-4, "max_len": 128}, "fine-tuning, from the beginning of each text",
-             but=OPTIMIZER),
+        Rule({"lr": 1e-4}, "for small encoders", _has_time, OPTIMIZER),
         Rule(
             {"freeze_backbone": True, "epochs": 20, "lr": 0.01},
             "there is no time to train more than the head",
-            lambda facts, machine: not machine.finishes(facts, 1, 0.7), ("lora", *LENGTHS),
+            lambda facts, machine: not _has_time(facts, machine), ("lora", *OPTIMIZER, *LENGTHS),
         ),
     ),
 }  # fmt: skip
