@@ -3,8 +3,7 @@
 
     python benchmarks/demo_pictures.py data/demo_pictures
 
-They are drawn as those of `--dataset shapes`, PER_CLASS of each shape. Files that are there are left
-as they are.
+They are drawn as those of `--dataset shapes`, PER_CLASS of each shape. Files that are there stay.
 """
 
 import sys
