@@ -27,7 +27,7 @@ from ...files import write_synced
 from ...plural import counted
 from ..cache_folder import built, write_array
 from ..progress import progress_bar
-from .decode import decode_all, in_threads, none_readable, strict_pillow
+from .decode import decode_all, in_threads, strict_pillow, unreadable
 from .decoded import DecodedSplit, channel_statistics, content_fingerprint
 from .image_data import Form, ImageData, PictureRequest
 
@@ -147,8 +147,9 @@ def _write(
                     sums += [zlib.crc32(rows) for rows in some]
                     done += len(pictures) + len(errors)
                     bar.update(len(pictures) + len(errors))
-                if request.on_bad == "skip":
-                    _check_something_left(name, source, good, classes)
+                if bad and request.on_bad == "error":
+                    continue  # other splits may have more
+                _check_something_left(name, source, good, classes)
                 file.seek(0)
                 _write_header(file, (int(good.sum()), *shape[1:]))
                 file.flush()
@@ -159,7 +160,7 @@ def _write(
             images = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
             splits[name] = DecodedSplit(images, labels[good])
     if bad and request.on_bad == "error":
-        raise none_readable(bad, "files")
+        raise unreadable(bad, "files")
     mean, std = channel_statistics(next(iter(splits.values())).images)
     index = Index(
         version=VERSION,

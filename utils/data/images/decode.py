@@ -300,7 +300,7 @@ def not_readable(record: str, problem: str, kind: str = "pictures") -> UserError
     )
 
 
-def none_readable(bad: Sequence[tuple[str, str]], kind: str = "pictures") -> UserError:
+def unreadable(bad: Sequence[tuple[str, str]], kind: str = "pictures") -> UserError:
     """The error to raise for all bad records, each with its problem."""
     if len(bad) == 1:
         return not_readable(*bad[0], kind)

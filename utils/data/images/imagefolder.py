@@ -21,7 +21,7 @@ from unicodedata import normalize
 from ...errors import Faults, UserError
 from ...plural import counted
 from ..class_names import by_form, merged_note
-from .decode import none_readable, strict_pillow
+from .decode import strict_pillow, unreadable
 from .file_formats import open_image, picture_endings, unread_formats
 from .image_data import ImageData, PictureRequest
 from .imagenet import NoClasses, class_names, flat_labels
@@ -32,7 +32,7 @@ from .split_names import PICTURES, SPLITS, by_split, is_ignored
 
 LAYOUT = "expected train/<class>/, perhaps with test/<class>/ or val/<class>/, <class>/, or a list"
 SHOWN = 5  # classes in a message
-TRIED = 1000  # pictures of a split that are read where something else is wrong already
+CHECKED = 1000  # pictures of a split that are read where something else is wrong already
 # What often lies beside pictures. Opening each at every start would take 60 us.
 _TEXTS = {".txt", ".json", ".xml", ".csv", ".md", ".yaml", ".yml"}
 
@@ -92,10 +92,10 @@ def list_tree(data_dir: Path, test_fraction: float | None, cache_dir: Path) -> d
                     raise
                 listings["train"].notes.append(f"test/ {unlabelled.note}")
     for listing in listings.values() if faults.errors else ():
-        some = FolderPart(listing.files[:TRIED], listing.labels[:TRIED])
+        some = FolderPart(listing.files[:CHECKED], listing.labels[:CHECKED])
         with faults, strict_pillow():
             if bad := some.scan(str(listing.root), thorough=False).bad:
-                raise none_readable(bad)
+                raise unreadable(bad)
     faults.tell()
     check_test_fraction(data_dir, [f"{s}/" for s in listings if s != "train"], test_fraction)
     return listings if len(listings) > 1 else {"all": listings["train"]}

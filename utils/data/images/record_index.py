@@ -23,7 +23,7 @@ import numpy as np
 from ...errors import UserError
 from ...files import write_synced
 from ..cache_folder import built, write_array
-from .decode import none_readable, strict_pillow
+from .decode import strict_pillow, unreadable
 from .image_data import PictureRequest
 from .records import RECORD, File, Records
 from .scanning import Bad, Part, scan_all
@@ -126,8 +126,10 @@ def _write(
                 tables.append(found.table)
                 files += part.files
                 bad += found.bad
+            if bad and request.on_bad == "error":
+                continue  # other splits may have more
             table = np.concatenate(tables)
-            if not len(table) and request.on_bad == "skip":
+            if not len(table):
                 raise UserError(f"no readable picture is left in {root} for {split}")
             counts[split] = len(table)
             write_array(folder / f"{split}.npy", table)
@@ -136,7 +138,7 @@ def _write(
             for column in ("length", "label", "height", "width", "check"):
                 digest.update(np.ascontiguousarray(table[column]))
     if bad and request.on_bad == "error":
-        raise none_readable(bad)
+        raise unreadable(bad)
     skipped = [f"{record}: {problem}" for record, problem in bad[:FIRST]]
     index = Index(VERSION, key, counts, digest.hexdigest(), len(bad), skipped)
     write_synced(folder / "index.json", json.dumps(asdict(index), indent=1).encode())
