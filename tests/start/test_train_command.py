@@ -73,7 +73,8 @@ def test_flags_alone_are_those_of_the_manual(stands_for, capsys):
     entry, words = stands_for(shlex.join(flags))
     assert entry == "resnet50_test" and words[2:] == flags
     said = capsys.readouterr().out
-    assert said == f"no data are named, so: python {entry}.py {shlex.join(words)}\n"
+    assert said.startswith("no data are named") and said.count("\n") == 1
+    assert said.endswith(f": python {entry}.py {shlex.join(words)}\n")
     settings, _ = parse(importlib.import_module(entry).Settings, words, "")
     assert (settings.lr, settings.batch_size, settings.freeze_backbone) == (0.001, 64, True)
 

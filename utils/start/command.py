@@ -58,7 +58,8 @@ def as_entry(argv: list[str]) -> tuple[str, list[str]]:
         if argv[0] and not {"resume", *NOT_MANUAL} & given:
             words = ["--config", os.path.relpath(MANUAL), *argv]
             entry = ENTRIES["pictures"]
-            print(f"no data are named, so: python {entry}.py {shlex.join(words)}", flush=True)
+            command = f"python {entry}.py {shlex.join(words)}"
+            print(f"no data are named, so as in the manual for elastic DDP: {command}", flush=True)
             return entry, words
         if "resume" not in given:
             raise UserError(
