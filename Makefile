@@ -12,7 +12,7 @@ ORT_VENV := $(VENV)-ort
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart 0 --durations=15
 
 help:
-	@echo "make demo         train a small ResNet on synthetic pictures: half a minute"
+	@echo "make demo         train.py, one minute, on a folder of synthetic pictures"
 	@echo "make demo-text    a small Transformer on synthetic texts"
 	@echo "make demo-vit     a small Vision Transformer on synthetic pictures"
 	@echo "make demo-tuning  tune settings on synthetic data: three minutes"
@@ -38,7 +38,8 @@ help:
 install-all: $(VENV)/.installed-dev
 
 demo: $(VENV)/.installed
-	$(BIN)/python resnet50_test.py --config recipes/shapes_demo.yaml
+	$(BIN)/python benchmarks/demo_pictures.py data/demo_pictures
+	$(BIN)/python train.py data/demo_pictures --time 1m
 
 demo-text: $(VENV)/.installed
 	$(BIN)/python transformer_test.py --config recipes/headlines_demo.yaml

@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,14 @@ def test_a_folder_of_tables():
     with pytest.raises(UserError, match=r"both val.csv and valid.jsonl"):
         detect("data")
     os.remove("data/val.csv")
+    write("data/cats/1.jpg", "data/dogs/1.jpg")
+    with pytest.raises(UserError, match=r"both a table of texts, train.csv, .* such as cats/"):
+        detect("data")
     os.rename("data/train.csv", "data/tickets.csv")
     os.remove("data/test.csv")
+    assert detect("data").words == "class folders (tickets.csv beside them is not read)"
+    shutil.rmtree("data/cats")
+    shutil.rmtree("data/dogs")
     with pytest.raises(UserError, match=r"2 tables: name one of tickets.csv, valid.jsonl"):
         detect("data")
     os.remove("data/valid.jsonl")

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from utils.launch import launcher
-from utils.settings.config import fields
+from utils.settings.config import fields, parse
 from utils.start import command, rules
 from utils.start.facts import Facts
 from utils.start.rules import ALL, RULES, Machine, chosen
@@ -93,6 +93,17 @@ def test_what_the_user_gives_wins(stands_for):
     assert value(words, "--lr") == "0.5" and "--optimizer" not in words
 
 
+def test_flags_alone_are_those_of_the_manual(stands_for, capsys):
+    flags = ["--epochs", "50", "--batch_size", "64"]
+    entry, words = stands_for(shlex.join(flags))
+    assert entry == "resnet50_test" and words[2:] == flags
+    said = capsys.readouterr().out
+    assert said.startswith("no data are named") and said.count("\n") == 1
+    assert said.endswith(f": python {entry}.py {shlex.join(words)}\n")
+    settings, _ = parse(importlib.import_module(entry).Settings, words, "")
+    assert (settings.lr, settings.batch_size, settings.freeze_backbone) == (0.001, 64, True)
+
+
 def test_what_says_all_leaves_no_choice(stands_for, capsys):
     Path("recipe.yaml").write_text("label_smoothing: 0.3")
     assert stands_for("shapes --config recipe.yaml")[1] == [
@@ -147,7 +158,7 @@ def test_a_run_goes_on_by_its_entry(stands_for):
     ("text", "told"),
     [
         ("'' --epochs 3", "the first word names the data"),
-        ("--epochs 3", "the first word names the data"),
+        ("--epochs 3 --time 1h", "the first word names the data"),
         ("--resume", "--resume: there is no run below runs/"),
         ("--resume nowhere", "no such folder"),
         ("nowhere", "no such folder or file"),

@@ -1,6 +1,7 @@
 """train.py: what it is given becomes an entry's command line, which is printed and carried out."""
 
 import importlib
+import os
 import re
 import shlex
 import sys
@@ -21,6 +22,10 @@ NAMED = "vit_test"  # of --model, but for ResNets
 TIME = "10m"  # unless something else says how long
 LENGTHS = ("time_budget", "epochs", "max_steps")
 COMPLETE = ("config", "resume")  # settings that say all that could be chosen
+# Where flags alone are given, but for those that name data or are not the manual's, they are those
+# of the manual for elastic DDP, whose script is called train.py, too.
+MANUAL = Path(__file__).resolve().parents[2] / "recipes" / "manual_transfer.yaml"
+NOT_MANUAL = {"config", "dataset", "data_dir", "train_file", "time_budget"}
 
 
 def main(argv: list[str], text: str) -> int:
@@ -51,6 +56,12 @@ def as_entry(argv: list[str]) -> tuple[str, list[str]]:
     that. Raises UserError."""
     given = {canonical_name(word.split("=")[0]) for word in argv if word.startswith("-")}
     if not (argv and argv[0]) or argv[0].startswith("-"):  # "": a variable that is not set
+        if argv[0] and not {"resume", *NOT_MANUAL} & given:
+            words = ["--config", os.path.relpath(MANUAL), *argv]
+            entry = ENTRIES["pictures"]
+            command = f"python {entry}.py {shlex.join(words)}"
+            print(f"no data are named, so as in the manual for elastic DDP: {command}", flush=True)
+            return entry, words
         if "resume" not in given:
             raise UserError(
                 "the first word names the data: python train.py my_pictures, python train.py "

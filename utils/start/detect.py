@@ -86,7 +86,12 @@ def _of_folder(folder: Path) -> Found:
     tables = [path for path in inner if path.name.lower().endswith(_TABLES)]
     train = [path for path in tables if _word(path) == "train"]
     if len(train) == 1:
-        found = _of_file(train[0])
+        found, folders = _of_file(train[0]), class_folder(folder)
+        if found.kind == "texts" and folders is not None:
+            raise UserError(
+                f"{folder} has both a table of texts, {train[0].name}, and folders of pictures, "
+                f"such as {Path(folders).name}/: name the table, or move it away"
+            )
         if found.kind == "pictures":
             return Found("pictures", {"dataset": "csv", "data_dir": str(folder)}, found.words)
         words = {_word(path): path.name for path in tables if _word(path) in SPLITS}
@@ -97,9 +102,9 @@ def _of_folder(folder: Path) -> Found:
             f"tables of texts ({', '.join(path.name for path in (*train, *others.values()))})",
         )
     if class_folder(folder) is not None or class_folder(folder / "train") is not None:
-        return Found(
-            "pictures", {"dataset": "imagefolder", "data_dir": str(folder)}, "class folders"
-        )
+        beside = f" ({tables[0].name} beside them is not read)" if tables else ""
+        flags = {"dataset": "imagefolder", "data_dir": str(folder)}
+        return Found("pictures", flags, f"class folders{beside}")
     for path in (*inner, *(below for one in inner if one.is_dir() for below in one.iterdir())):
         if kind := _SHARDS.get(path.suffix.lower()):
             return Found("pictures", {"dataset": kind, "data_dir": str(folder)}, f"{kind} shards")

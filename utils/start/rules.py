@@ -94,6 +94,10 @@ RULES = {
             lambda facts, machine: not machine.gpu, ("model", "pretrained"),
         ),
         Rule(
+            {"zero_init_residual": "false"}, "a narrow network learns sooner so",
+            lambda facts, machine: not machine.gpu, ("model", "pretrained", "width"),
+        ),
+        Rule(
             {"image_size": SMALL}, "on a CPU larger pictures take minutes for each epoch",
             lambda facts, machine: facts.size > SMALL and not machine.gpu, ("pretrained",),
         ),

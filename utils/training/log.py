@@ -88,11 +88,12 @@ class TrainingLog:
                 self.console.say(f"{took}: {self.advice.pop(phase)}")  # once
 
     def planned(self, at: dict, plan: TimePlan, samples: int, line: str) -> None:
-        """Of --time_budget: `samples` are those of the whole run."""
+        """Of --time_budget: `samples` are those of the whole run, `line` is said unless empty."""
         steps, every = plan.total_steps, plan.eval_every
         self.metrics.write(**at, split="plan", total_steps=steps, eval_every=every)
         self.console.resize_bar(samples)
-        self.console.say(line)
+        if line:
+            self.console.say(line)
 
     def unfrozen(self, step: int, epoch: int) -> None:
         self.metrics.write(step=step, epoch=float(epoch), split="event", event="unfrozen")

@@ -23,6 +23,7 @@ LOOKS = 6  # a plan is looked at again after a sixth of the steps that are left
 # A plan is corrected that misses its end by more than this fraction of the time left for steps and
 # evaluations, and by more than the margin.
 TOLERANCE = 0.1
+TOLD = 0.1  # a correction gets a line where the steps differ by more from those last told
 EVALUATIONS = 0.1  # the most of the time that evaluations take before the last step
 REPORT_SECONDS = 4.0  # that the report is thought to take before it is rehearsed
 SLOWER = 1.5  # what was measured is thought to take up to so many times as long on a slower machine
@@ -49,7 +50,7 @@ class Look(NamedTuple):
 
     next_step: int  # the step of the next look
     plan: TimePlan | None = None  # a new one
-    line: str = ""  # about it
+    line: str = ""  # about it, if it changes much
     refusal: str = ""  # why the run cannot go on
     estimates: bool = False  # whether an evaluation is to be estimated before another look
     rehearses: bool = False  # whether a checkpoint and the report are to be written, and timed
@@ -111,6 +112,7 @@ class TimeBudget:
         self.save: Cost | None = None
         self.report = Cost(REPORT_SECONDS)
         self._per_step: float | None = None
+        self._told = 0  # total steps of the last line about a plan
         self._others = 0.0  # seconds of this process that were not spent on steps
         # (step, seconds spent on steps) at each look, after the first step, which compiles.
         self._marks: list[tuple[int, float]] = []
@@ -195,7 +197,9 @@ class TimeBudget:
         new, after = TimePlan(step, total, every), step + max(1, (total - step) // LOOKS)
         if plan is not None and new[1:] == plan[1:]:
             return Look(after, rehearses=rehearses)
-        line = self._line(new, self.elapsed() + needed(total, every))
+        line = ""
+        if abs(total - self._told) > TOLD * self._told:
+            line, self._told = self._line(new, self.elapsed() + needed(total, every)), total
         return Look(after, new, line, rehearses=rehearses)
 
     def take(self, look: Look) -> None:

@@ -286,19 +286,35 @@ def test_trees_that_cannot_be_used(tree, tmp_path):
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "no class folders")
     refused(tree, "--test_fraction has no effect", test_fraction=0.1)
-    refused(make_tree(tmp_path / "one", classes=("cat",)), "only one class folder, 'cat'")
+    refused(make_tree(tmp_path / "one", classes=("cat",)), "pictures of one class alone, 'cat'")
     refused(make_tree(tmp_path / "no train", ("test",)), "no train/")
     (tree / "test" / "owl").mkdir()
     refused(tree, "owl", "training pictures do not have")
     (tree / "train" / "owl").mkdir()
-    refused(tree, tree / "train" / "owl", "is empty")
+    refused(tree, tree / "train" / "owl", "has no pictures")
 
 
 def test_all_faults_of_a_tree_are_told_at_once(tree):
     for name in ("train/owl", "train/rat", "test/crow"):
         (tree / name).mkdir()
     owl, rat, crow = (tree / "train" / "owl", tree / "train" / "rat", "test has 1 class that")
-    refused(tree, "3 faults: (1) ", f"{owl} is empty", f"{rat} is empty", "(3) ", crow, "'crow'")
+    empty = (f"{owl} has no pictures", f"{rat} has no pictures")
+    refused(tree, "3 faults: (1) ", *empty, "(3) ", crow, "'crow'")
+    shutil.rmtree(tree / "train" / "cat")
+    (tree / "train" / "dog" / "000.png").rename(tree / "train" / "loose.png")
+    (tree / "train" / "dog" / "001.png").write_text("no picture")
+    told = ("1 picture beside", "such as loose.png", "one class alone, 'dog'", "001.png is not a")
+    refused(tree, "6 faults", *told)
+
+
+@pytest.mark.parametrize("decode", ["auto", "always"])
+def test_all_bad_files_are_told_at_once(tree, decode):
+    for path in (bad := sorted((tree / "train" / "cat").iterdir())):  # the whole class
+        path.write_text("no picture")
+    refused(tree, "4 ", "cannot be read: ", *bad, "(not an image", "--on_bad skip", decode=decode)
+    for number in range(7):
+        (tree / "train" / "dog" / f"{number}.png").write_text("no picture")
+    refused(tree, "11 ", "format), ...: remove them", decode=decode)
 
 
 def test_class_of_one_cannot_be_divided(tmp_path):

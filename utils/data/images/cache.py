@@ -27,7 +27,7 @@ from ...files import write_synced
 from ...plural import counted
 from ..cache_folder import built, write_array
 from ..progress import progress_bar
-from .decode import decode_all, in_threads, not_readable, strict_pillow
+from .decode import decode_all, in_threads, strict_pillow, unreadable
 from .decoded import DecodedSplit, channel_statistics, content_fingerprint
 from .image_data import Form, ImageData, PictureRequest
 
@@ -120,7 +120,7 @@ def _write(
 ) -> None:
     count, (first, *_) = sum(len(source.labels) for source in sources.values()), sources.values()
     line = f"{first.verb} {counted(count, 'picture')} to {size}x{size}, once"
-    skipped: list[str] = []
+    bad: list[tuple[str, str]] = []
     splits: dict[str, DecodedSplit] = {}
     with (
         progress_bar(request.progress, line, desc=first.verb, total=count, unit=" pictures") as bar,
@@ -140,16 +140,15 @@ def _write(
                 done = 0
                 for pictures, errors in chunks:
                     for offset, problem in errors.items():
-                        path = source.describe(done + offset)
-                        if request.on_bad == "error":
-                            raise not_readable(path, problem, "files")
-                        skipped.append(f"{path}: {problem}")
+                        bad.append((source.describe(done + offset), problem))
                         good[done + offset] = False
                     file.write(pictures)
                     some = np.ascontiguousarray(pictures[:, :: max(1, size // 32)])
                     sums += [zlib.crc32(rows) for rows in some]
                     done += len(pictures) + len(errors)
                     bar.update(len(pictures) + len(errors))
+                if bad and request.on_bad == "error":
+                    continue  # other splits may have more
                 _check_something_left(name, source, good, classes)
                 file.seek(0)
                 _write_header(file, (int(good.sum()), *shape[1:]))
@@ -160,6 +159,8 @@ def _write(
             write_array(folder / f"{name}_origins.npy", origins)
             images = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
             splits[name] = DecodedSplit(images, labels[good])
+    if bad and request.on_bad == "error":
+        raise unreadable(bad, "files")
     mean, std = channel_statistics(next(iter(splits.values())).images)
     index = Index(
         version=VERSION,
@@ -169,8 +170,8 @@ def _write(
         mean=mean,
         std=std,
         fingerprint=content_fingerprint(classes, splits),
-        skipped=len(skipped),
-        skipped_first=skipped[:10],
+        skipped=len(bad),
+        skipped_first=[f"{path}: {problem}" for path, problem in bad[:10]],
         channels=first.channels,
     )
     write_synced(folder / "index.json", json.dumps(asdict(index), indent=1).encode())

@@ -11,14 +11,14 @@ import multiprocessing
 import re
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps
 
-from ...errors import UserError
+from ...errors import Faults, UserError
 from .file_formats import open_image
 from .image_data import USUAL, Form
 
@@ -297,6 +297,18 @@ def not_readable(record: str, problem: str, kind: str = "pictures") -> UserError
     return UserError(
         f"{record} is not a readable picture ({problem}): remove it, or leave out all such {kind} "
         "with --on_bad skip"
+    )
+
+
+def unreadable(bad: Sequence[tuple[str, str]], kind: str = "pictures") -> UserError:
+    """The error to raise for all bad records, each with its problem."""
+    if len(bad) == 1:
+        return not_readable(*bad[0], kind)
+    told = [f"{record} ({problem})" for record, problem in bad[: Faults.MOST]]
+    more = ["..."] * (len(bad) > Faults.MOST)
+    return UserError(
+        f"{len(bad):,} {kind} cannot be read: {', '.join(told + more)}: remove them, or leave them "
+        "out with --on_bad skip"
     )
 
 

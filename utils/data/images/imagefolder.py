@@ -21,16 +21,18 @@ from unicodedata import normalize
 from ...errors import Faults, UserError
 from ...plural import counted
 from ..class_names import by_form, merged_note
-from .decode import strict_pillow
+from .decode import strict_pillow, unreadable
 from .file_formats import open_image, picture_endings, unread_formats
 from .image_data import ImageData, PictureRequest
 from .imagenet import NoClasses, class_names, flat_labels
 from .listing import Listing, check_test_fraction, load_listings
 from .records import File
-from .split_names import SPLITS, by_split, is_ignored
+from .scanning import FolderPart
+from .split_names import PICTURES, SPLITS, by_split, is_ignored
 
 LAYOUT = "expected train/<class>/, perhaps with test/<class>/ or val/<class>/, <class>/, or a list"
 SHOWN = 5  # classes in a message
+CHECKED = 1000  # pictures of a split that are read where something else is wrong already
 # What often lies beside pictures. Opening each at every start would take 60 us.
 _TEXTS = {".txt", ".json", ".xml", ".csv", ".md", ".yaml", ".yml"}
 
@@ -89,6 +91,11 @@ def list_tree(data_dir: Path, test_fraction: float | None, cache_dir: Path) -> d
                 if split != "test":
                     raise
                 listings["train"].notes.append(f"test/ {unlabelled.note}")
+    for listing in listings.values() if faults.errors else ():
+        some = FolderPart(listing.files[:CHECKED], listing.labels[:CHECKED])
+        with faults, strict_pillow():
+            if bad := some.scan(str(listing.root), thorough=False).bad:
+                raise unreadable(bad)
     faults.tell()
     check_test_fraction(data_dir, [f"{s}/" for s in listings if s != "train"], test_fraction)
     return listings if len(listings) > 1 else {"all": listings["train"]}
@@ -148,10 +155,12 @@ def _list_split(root: Path, known: list[str] | None, cache_dir: Path, faults: Fa
     forms = by_form(names if known is None else known)
     class_of = {name: forms.get(normalize("NFC", name), name) for name in names}
     classes = sorted(forms.values()) if known is None else known
-    if len(classes) == 1:
-        raise UserError(
-            f"{root} has only one class folder, {names[0]!r}: a classifier needs two or more"
-        )
+    with faults:
+        if loose := _loose(root):
+            raise UserError(
+                f"{counted(len(loose), 'picture')} beside the class folders of {root}, such as "
+                f"{loose[0]}: move each into the folder of its class, or elsewhere"
+            )
     unknown = [name for name in names if class_of[name] not in classes]
     with faults:
         if unknown:
@@ -170,11 +179,23 @@ def _list_split(root: Path, known: list[str] | None, cache_dir: Path, faults: Fa
                 raise UserError(f"{root / name} has no picture that can be read: {unread[0]}")
             if not files:
                 raise UserError(
-                    f"the class folder {root / name} is empty: add pictures, or remove it"
+                    f"the class folder {root / name} has no pictures: add some, or remove it"
                 )
         listing.files.extend(files)
         listing.labels.extend([classes.index(class_of[name])] * len(files))
+    with faults:
+        if known is None and len({*listing.labels}) == 1:
+            raise UserError(
+                f"{root} has pictures of one class alone, {classes[listing.labels[0]]!r}: a "
+                "classifier needs two or more"
+            )
     return listing
+
+
+def _loose(root: Path) -> list[str]:
+    """The pictures that lie in `root` itself, by their names."""
+    names = sorted(path.name for path in root.iterdir() if path.suffix.lower() in PICTURES)
+    return [name for name in names if not is_ignored(name)]
 
 
 def _list_flat(root: Path, inner: list[str], classes: list[str]) -> Listing:

@@ -23,10 +23,10 @@ import numpy as np
 from ...errors import UserError
 from ...files import write_synced
 from ..cache_folder import built, write_array
-from .decode import not_readable, strict_pillow
+from .decode import strict_pillow, unreadable
 from .image_data import PictureRequest
 from .records import RECORD, File, Records
-from .scanning import Part, scan_all
+from .scanning import Bad, Part, scan_all
 
 VERSION = 3  # of the index; part of every key
 FIRST = 10  # bad records that the index names
@@ -116,18 +116,18 @@ def _key(splits: dict[str, list[Part]], on_bad: str) -> str:
 def _write(
     folder: Path, root: Path, splits: dict[str, list[Part]], request: PictureRequest, key: str
 ) -> None:
-    counts, skipped, digest = {}, [], hashlib.sha256()
+    counts, bad, digest = {}, list[Bad](), hashlib.sha256()
     scanning = scan_all(str(root), [*itertools.chain(*splits.values())], request)
     with strict_pillow(), contextlib.closing(scanning) as scanned:
         for split, parts in splits.items():
             tables, files = [], list[File]()
             for part, found in zip(parts, scanned, strict=False):  # other splits follow
-                if found.bad and request.on_bad == "error":
-                    raise not_readable(*found.bad[0])
                 found.table["file"] += len(files)
                 tables.append(found.table)
                 files += part.files
-                skipped += [f"{record}: {problem}" for record, problem in found.bad]
+                bad += found.bad
+            if bad and request.on_bad == "error":
+                continue  # other splits may have more
             table = np.concatenate(tables)
             if not len(table):
                 raise UserError(f"no readable picture is left in {root} for {split}")
@@ -137,7 +137,10 @@ def _write(
             digest.update(f"{split} {len(table)}\0".encode())
             for column in ("length", "label", "height", "width", "check"):
                 digest.update(np.ascontiguousarray(table[column]))
-    index = Index(VERSION, key, counts, digest.hexdigest(), len(skipped), skipped[:FIRST])
+    if bad and request.on_bad == "error":
+        raise unreadable(bad)
+    skipped = [f"{record}: {problem}" for record, problem in bad[:FIRST]]
+    index = Index(VERSION, key, counts, digest.hexdigest(), len(bad), skipped)
     write_synced(folder / "index.json", json.dumps(asdict(index), indent=1).encode())
 
 
