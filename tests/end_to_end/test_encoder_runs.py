@@ -71,15 +71,7 @@ def test_trains_resumes_and_predicts_without_the_folder(run, encoder, tmp_path, 
     [
         ["--freeze_backbone", "--ngd"],
         ["--lora", "2", "--optimizer", "muon", "--mixup", "fixed"],
-        [
-            "--freeze_backbone",
-            "--unfreeze_epoch",
-            "1",
-            "--layer_decay",
-            "0.8",
-            "--batch_tokens",
-            "99",
-        ],
+        "--freeze_backbone --unfreeze_epoch 1 --layer_decay 0.8 --batch_tokens 99".split(),
         ["--grad_checkpointing", "--meta_learning", "--precision", "bf16"],
     ],
     ids=["frozen", "adapters", "unfrozen", "mixed"],
@@ -89,6 +81,7 @@ def test_ways_of_training(run, encoder, more):
     code, said = run(*FLAGS, "--model", encoder, "--pretrained", *more, "--output", "one")
     assert code == 0, said
     before, after = load_file(f"{encoder}/model.safetensors"), weights("one")
+    assert ("features of 196 samples computed once" in said) == (more[-1] == "--ngd")
     frozen = "--lora" in more or ("--unfreeze_epoch" not in more and "--freeze_backbone" in more)
     for name, tensor in before.items():
         if not name.startswith("pooler."):
