@@ -1,14 +1,15 @@
 """train.py: what it is given becomes an entry's command line, which is printed and carried out."""
 
-import importlib
 import re
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import UserError, one_line
 from ..machine.packages import mendable
+from ..place import PACKAGE, as_called, import_entry
 from ..reporting.run_folder import RUNS, find_run
 from ..settings.config import parse
 from ..settings.help import version
@@ -22,18 +23,24 @@ LENGTHS = ("time_budget", "epochs", "max_steps")
 COMPLETE = ("config", "resume")  # settings that say all that could be chosen
 
 
-def main(argv: list[str], text: str) -> int:
+def run_entry(name: str, words: list[str], started: float) -> int:
+    """Trains in this process; returns the exit code of the entry."""
+    return import_entry(name).main(words, started)
+
+
+def main(
+    argv: list[str], text: str, act: Callable[[str, list[str], float], int] = run_entry
+) -> int:
     """Trains on what the first word names, or goes on with a run; returns the exit code of an
-    entry. `text` says in a line and examples what this does."""
+    entry. `text` says in a line and examples what this does; `act` does it."""
     started = time.monotonic()
     if argv[:1] == ["--version"]:
-        print(version("train.py"), end="")
+        print(version("fewhours" if PACKAGE else "train.py"), end="")
         return 0
     if not argv or argv[0] in ("-h", "--help"):
-        print(
-            f"{text.strip()}\n\nAll flags of these scripts may follow, and win over what is chosen:"
-        )
-        print("\n".join(f"python {name}.py --help" for name in (*ENTRIES.values(), NAMED)))
+        lines = [text.strip(), "", "All flags of these may follow, and win over what is chosen:"]
+        lines += [f"python {name}.py --help" for name in (*ENTRIES.values(), NAMED)]
+        print(as_called("\n".join(lines)))
         return 0 if argv else 2
     try:
         entry, words = as_entry(argv)
@@ -42,7 +49,7 @@ def main(argv: list[str], text: str) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    return importlib.import_module(entry).main(words, started)
+    return act(entry, words, started)
 
 
 def as_entry(argv: list[str]) -> tuple[str, list[str]]:
@@ -58,7 +65,7 @@ def as_entry(argv: list[str]) -> tuple[str, list[str]]:
         return _entry_of_run(argv), argv
     found, words = detect(argv[0]), argv[1:]
     entry, words = _entry_for(found, words)
-    settings_class = importlib.import_module(entry).Settings
+    settings_class = import_entry(entry).Settings
     of_data = found.flags | _test_set(found, given)
     settings, _ = parse(settings_class, [*_spelled(of_data), *words], "")
     if {*COMPLETE} & given:
@@ -77,7 +84,7 @@ def as_entry(argv: list[str]) -> tuple[str, list[str]]:
         print(f"  {' '.join(_spelled(own))}: {why}")
         flags |= own
     words = [*_spelled(flags), *words]
-    print(f"python {entry}.py {shlex.join(words)}", flush=True)
+    print(f"{as_called(f'python {entry}.py')} {shlex.join(words)}", flush=True)
     return entry, words
 
 

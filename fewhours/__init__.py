@@ -1,0 +1,1 @@
+"""Trains classifiers of pictures and texts, from a laptop's CPU to many nodes of GPUs."""
