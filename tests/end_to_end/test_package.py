@@ -22,7 +22,7 @@ TINY = [
 
 @pytest.fixture(scope="module")
 def fewhours(tmp_path_factory):
-    """fewhours(*words, code=0, **variables) -> what the command prints, in a folder that has
+    """fewhours(*words, code=0, ...) -> what the command prints, in a folder that has
     `pictures/`, of two classes, and a `utils` of somebody else's."""
     base = tmp_path_factory.mktemp("package")
     project, site, place = copy_project(base / "project"), base / "site", base / "elsewhere"
@@ -42,10 +42,10 @@ def fewhours(tmp_path_factory):
             Image.fromarray(noise.astype(np.uint8)).save(file)
     (place / "utils.py").write_text("raise ImportError('somebody else')\n")
 
-    def run(*words, code=0, **variables) -> str:
+    def run(*words, code=0, program=site / "bin" / "fewhours", **variables) -> str:
         environment = {n: v for n, v in os.environ.items() if n not in ("PYTHONPATH", "NPROC")}
         done = subprocess.run(
-            [site / "bin" / "fewhours", *map(str, words)], cwd=place, text=True,
+            [program, *map(str, words)], cwd=place, text=True,
             env=environment | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"} | variables,
             capture_output=True, timeout=PATIENCE,
         )  # fmt: skip
@@ -95,6 +95,26 @@ def test_a_search(fewhours):
     fewhours("tune", "resnet50", *words.split())
     recipe = (fewhours.place / "runs/search/best.yaml").read_text()
     assert "fewhours resnet50 --config best.yaml" in recipe
+
+
+WITHOUT_A_GUARD = """
+import fewhours
+run = fewhours.train("pictures", test_fraction=0.2, width=4, bs=8, max_steps=2, device="cpu",
+                     workers=1, decode="always", output="runs/python", baseline=False)
+print("trained", run.summary["steps"], len(run.predict("pictures/red")), run.report)
+try:
+    fewhours.load("nowhere").folder
+except fewhours.UserError as error:
+    print(error)
+"""
+
+
+def test_a_script_that_trains_without_a_main_guard(fewhours):
+    """Worker processes do not run it again."""
+    (fewhours.place / "script.py").write_text(WITHOUT_A_GUARD)
+    said = fewhours("script.py", program=sys.executable)
+    assert said.count("\nfewhours resnet50 ") == 1 and "worker process died" not in said
+    assert "trained 2 20 runs/python/report.html\nnowhere: there is no config.yaml" in said
 
 
 def test_commands_in_help_and_messages_work_here(fewhours):
