@@ -39,6 +39,7 @@ setup(
         "fewhours.tuning": "tuning",
     },
     package_data={
+        "fewhours": ["py.typed"],
         "fewhours.recipes": ["*.yaml"],
         "fewhours.tuning": ["*_space.yaml"],
         "fewhours.utils.launch": ["help.txt"],

@@ -15,14 +15,13 @@ from utils.errors import UserError
 from utils.launch.signals import Signals, StoppedBySignal
 from utils.machine.packages import mendable
 from utils.place import as_called, import_entry
-from utils.reporting.recorded import CONFIG, RecordedRun, read_runs
 from utils.reporting.run_folder import EVALUATED, PAGE, REPORT
 from utils.settings.actions import ACTIONS
 from utils.start.command import as_entry
 
 from .state import process_left_as_it_was
 
-Path_ = str | os.PathLike[str]
+StrPath = str | os.PathLike[str]
 # Flags of the commands that do not train.
 _OTHERS = {n for a in ACTIONS for n in (a.name, *a.options, *a.implied_by)} - {"train"}
 _OTHERS |= {"gpu_ids", "help", "version"}
@@ -41,10 +40,10 @@ class Run:
         UserError: the folder holds no run.
     """
 
-    def __init__(self, folder: Path_):
+    def __init__(self, folder: StrPath):
         self.folder = Path(folder)
-        if not (self.folder / CONFIG).is_file():
-            raise UserError(f"{self.folder}: there is no {CONFIG} in it, so it is no run")
+        if not _is_run(self.folder):
+            raise UserError(f"{self.folder}: there is no config.yaml in it, so it is no run")
 
     def __repr__(self) -> str:
         named = " on ".join(self.summary[n] for n in ("model", "dataset") if n in self.summary)
@@ -52,7 +51,9 @@ class Run:
         return f"<Run {self.folder}: {named or 'no summary'}, {self.status}{accuracy}>"
 
     @cached_property
-    def _recorded(self) -> RecordedRun:
+    def _recorded(self):
+        from utils.reporting.recorded import read_runs  # imports NumPy
+
         return read_runs([self.folder])[0]
 
     @property
@@ -106,7 +107,7 @@ class Run:
         call = as_called(f"python {self._entry()}.py --resume {self.folder} --eval_only --report")
         raise UserError(f"{paths[0]}: there is no such file; `{call}` writes one in {REPORT}/")
 
-    def predict(self, source: Path_, **flags: Any) -> list[dict[str, Any]]:
+    def predict(self, source: StrPath, **flags: Any) -> list[dict[str, Any]]:
         """Classifies new pictures (a file, a folder or a list of them) or texts (a table).
 
         Args:
@@ -141,11 +142,10 @@ class Run:
         return as_entry(["--resume", str(self.folder)])[0]
 
     def _use(self, **flags: Any) -> None:
-        if _carry_out(["--resume", str(self.folder), *_words(flags)]) is not None:
-            raise UserError("this does not train: see fewhours.train")
+        _carry_out(["--resume", str(self.folder), *_words(flags)])
 
 
-def load(folder: Path_) -> Run:
+def load(folder: StrPath) -> Run:
     """A run that was trained before, by `train` or by a command.
 
     Raises:
@@ -154,7 +154,7 @@ def load(folder: Path_) -> Run:
     return Run(folder)
 
 
-def train(data: Path_ | None = None, time: str | None = None, **flags: Any) -> Run:
+def train(data: StrPath | None = None, time: str | None = None, **flags: Any) -> Run:
     """Trains in this process, as the command with the same flags does, with the same bits.
 
     Ctrl-C finishes the step, saves, and returns the run with the status "interrupted";
@@ -188,24 +188,26 @@ def _carry_out(argv: list[str]) -> Path | None:
         if run.folder is not None:
             folders.append(run.folder.path)
 
-    number = None
-    with process_left_as_it_was():
-        try:
+    try:
+        with process_left_as_it_was():
             name, words = as_entry(argv)
             signals = Signals(may_end=False)
             import_entry(name).ENTRY.carry_out(words, signals, started, began)
-        except StoppedBySignal as stopped:
-            print(stopped.line, flush=True)
-            number = stopped.exit_code - 128
-        except Exception as error:
-            if (told := mendable(error)) is None or told is error:
-                raise
-            raise told from error
-    if number not in (None, signal.SIGINT):
-        signal.raise_signal(number)
-    if number is not None and not (folders and (folders[0] / CONFIG).is_file()):
-        raise KeyboardInterrupt
+    except StoppedBySignal as stopped:
+        print(stopped.line, flush=True)
+        if (number := stopped.exit_code - 128) != signal.SIGINT:
+            signal.raise_signal(number)  # has its usual effect
+        if not (folders and _is_run(folders[0])):
+            raise KeyboardInterrupt from None
+    except Exception as error:
+        if (told := mendable(error)) is None or told is error:
+            raise
+        raise told from error
     return folders[0] if folders else None
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file()
 
 
 def _words(flags: dict[str, Any]) -> list[str]:
@@ -224,6 +226,10 @@ def _words(flags: dict[str, Any]) -> list[str]:
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     """Of a table of answers, with numbers for probabilities and losses."""
     with open(path, encoding="utf-8-sig", newline="") as file:
-        for row in csv.DictReader(file):
-            numbers = [n for n in row if n.startswith(("p_", "probability")) or n == "loss"]
+        rows = csv.reader(file)
+        columns = next(rows)
+        answers = columns[columns.index("predicted") :]
+        numbers = [name for name in answers if not name.startswith("predicted")]
+        for cells in rows:
+            row = dict(zip(columns, cells, strict=True))
             yield row | {name: float(row[name]) for name in numbers if row[name]}

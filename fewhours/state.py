@@ -19,10 +19,12 @@ def process_left_as_it_was() -> Iterator[None]:
     threads, random state and switches are what they were."""
     handlers = {n: signal.getsignal(n) for n in _SIGNALS}
     unraisable, path, environment = sys.unraisablehook, [*sys.path], {**os.environ}
-    _say_what_is_too_late()
+    is_late = "torch" in sys.modules
     os.environ.update(environment_of_entries())
     import torch
 
+    if is_late and not torch.cuda.is_available() and "GOMP_SPINCOUNT" not in environment:
+        _say_what_is_too_late()
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     threads, random = torch.get_num_threads(), torch.get_rng_state()
     random_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
@@ -51,10 +53,9 @@ def process_left_as_it_was() -> Iterator[None]:
 
 @functools.cache  # once in a process
 def _say_what_is_too_late() -> None:
-    missing = environment_of_entries().get("GOMP_SPINCOUNT")
-    if "torch" in sys.modules and missing:
+    if spin := os.environ.get("GOMP_SPINCOUNT"):
         print(
             "note: PyTorch was imported before the first call of fewhours: where other programs "
-            f"use the CPU, training is faster if Python starts with GOMP_SPINCOUNT={missing}",
+            f"use the CPU, training is faster if Python starts with GOMP_SPINCOUNT={spin}",
             flush=True,
         )

@@ -17,6 +17,7 @@ from quick_runs import handlers_put_back, quick, raise_in_step
 import fewhours
 import resnet50_test
 from fewhours import state
+from fewhours.run import _rows
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "python.md"
 TINY = {"width": 4, "batch_size": 32, "max_steps": 2, "device": "cpu", "baseline": False}
@@ -91,6 +92,18 @@ def test_a_signal_that_ends_the_process_still_does(here, monkeypatch):
     assert arrived == [signal.SIGTERM]
 
 
+def test_numbers_of_a_table(tmp_path):
+    """Columns of the user's own stay texts."""
+    table = tmp_path / "predictions.csv"
+    table.write_text(
+        "\ufeffp_id,loss,predicted,probability,p_a\nx,none,a,0.75,0.75\ny,1,,,\n", "utf-8"
+    )
+    assert [*_rows(table)] == [
+        {"p_id": "x", "loss": "none", "predicted": "a", "probability": 0.75, "p_a": 0.75},
+        {"p_id": "y", "loss": "1", "predicted": "", "probability": "", "p_a": ""},
+    ]
+
+
 @pytest.mark.parametrize(
     ("call", "told"),
     [
@@ -123,6 +136,6 @@ def test_the_page_about_python(here, monkeypatch, capsys):
     for block in re.findall(r"```python\n(.+?)```", DOCS.read_text(), re.S):
         exec(block, names)
     said, run = capsys.readouterr().out, names["run"]
-    assert "unknown flag --epocs, did you mean --epochs?" in said
+    assert "--epochs: '0' is not a whole number of 1 or more" in said
     assert "new_pictures/0.png" in said and "my_pictures" in said
     assert run.summary["epochs"] == 5 and names["path"].is_file()
