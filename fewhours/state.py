@@ -19,12 +19,10 @@ def process_left_as_it_was() -> Iterator[None]:
     threads, random state and switches are what they were."""
     handlers = {n: signal.getsignal(n) for n in _SIGNALS}
     unraisable, path, environment = sys.unraisablehook, [*sys.path], {**os.environ}
-    is_late = "torch" in sys.modules
+    _say_what_is_too_late()
     os.environ.update(environment_of_entries())
     import torch
 
-    if is_late and not torch.cuda.is_available() and "GOMP_SPINCOUNT" not in environment:
-        _say_what_is_too_late()
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     threads, random = torch.get_num_threads(), torch.get_rng_state()
     random_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
@@ -51,9 +49,10 @@ def process_left_as_it_was() -> Iterator[None]:
         cuda.enable_cudnn_sdp(attention)
 
 
-@functools.cache  # once in a process
+@functools.cache  # at the first call in a process, which imports PyTorch
 def _say_what_is_too_late() -> None:
-    if spin := os.environ.get("GOMP_SPINCOUNT"):
+    torch, spin = sys.modules.get("torch"), environment_of_entries().get("GOMP_SPINCOUNT")
+    if torch is not None and spin and not torch.cuda.is_available():
         print(
             "note: PyTorch was imported before the first call of fewhours: where other programs "
             f"use the CPU, training is faster if Python starts with GOMP_SPINCOUNT={spin}",

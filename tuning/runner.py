@@ -152,14 +152,8 @@ class Runner:
 
     def _start(self, words: list[str], slot: int, lock: int) -> tuple[int, str]:
         """(exit code, stderr) of the entry with these flags."""
-        environment = (
-            without_launch(os.environ)
-            | python_path()
-            | {
-                "OMP_NUM_THREADS": str(self.threads),
-                PARENT: str(os.getpid()),
-            }
-        )
+        environment = without_launch(os.environ) | python_path()
+        environment |= {"OMP_NUM_THREADS": str(self.threads), PARENT: str(os.getpid())}
         if self.devices:
             environment["CUDA_VISIBLE_DEVICES"] = self.devices[slot % len(self.devices)]
         if self.stopping.is_set() or self.time_is_up():

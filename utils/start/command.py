@@ -23,13 +23,13 @@ LENGTHS = ("time_budget", "epochs", "max_steps")
 COMPLETE = ("config", "resume")  # settings that say all that could be chosen
 
 
-def run_entry(name: str, words: list[str], started: float) -> int:
+def start_entry(name: str, words: list[str], started: float) -> int:
     """Trains in this process; returns the exit code of the entry."""
     return import_entry(name).main(words, started)
 
 
 def main(
-    argv: list[str], text: str, act: Callable[[str, list[str], float], int] = run_entry
+    argv: list[str], text: str, act: Callable[[str, list[str], float], int] = start_entry
 ) -> int:
     """Trains on what the first word names, or goes on with a run; returns the exit code of an
     entry. `text` says in a line and examples what this does; `act` does it."""
