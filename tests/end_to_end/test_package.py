@@ -27,6 +27,7 @@ def fewhours(tmp_path_factory):
     base = tmp_path_factory.mktemp("package")
     project, site, place = copy_project(base / "project"), base / "site", base / "elsewhere"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    # By the setuptools that PyTorch brings: no network.
     words = ["wheel", "--no-deps", "--no-build-isolation", "-w", base, project]
     subprocess.run([*pip, *words], check=True)
     (wheel,) = base.glob("*.whl")
