@@ -93,7 +93,8 @@ def model_name(settings: Settings) -> str:
     return f"resnet{settings.depth}{width}"
 
 
-main = Entry(Settings, build_model, model_name, __doc__).main
+ENTRY = Entry(Settings, build_model, model_name, __doc__)
+main = ENTRY.main
 
 if __name__ == "__main__":
     end_process(main())

@@ -174,7 +174,8 @@ def model_name(settings: Settings) -> str:
     return f"transformer{settings.layers}x{settings.dim}"
 
 
-main = Entry(Settings, build_model, model_name, __doc__, check_model).main
+ENTRY = Entry(Settings, build_model, model_name, __doc__, check_model)
+main = ENTRY.main
 
 if __name__ == "__main__":
     end_process(main())

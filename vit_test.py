@@ -227,13 +227,13 @@ def _names(words: list[str]) -> list[str]:
 ENTRY = Entry(Settings, build_model, model_name, __doc__, check_model)
 
 
-def main(argv: list[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["--model=list"]:
-        argv = ["--model", "list", *argv[1:]]
-    if "list" in argv and argv[argv.index("list") - 1] == "--model":
-        return print_lines(lambda: _names(argv[argv.index("list") + 1 :][:1]))
-    return ENTRY.main(argv)
+def main(argv: list[str] | None = None, started: float | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["--model=list"]:
+        words = ["--model", "list", *words[1:]]
+    if "list" in words and words[words.index("list") - 1] == "--model":
+        return print_lines(lambda: _names(words[words.index("list") + 1 :][:1]))
+    return ENTRY.main(argv, started)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ tuning/NAME_tuning.sh starts it with NAME, and so tunes NAME_test.py.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from utils.errors import UserError, one_line
 from utils.launch.signals import Signals, StoppedBySignal
 from utils.machine.packages import left_out, mendable, require
+from utils.place import PACKAGE, as_called, import_entry
 from utils.settings.command_line import print_help
 from utils.settings.config import fields, parse
 from utils.settings.help import asked_help
@@ -52,7 +52,7 @@ class Target:
 
 def target_of(name: str) -> Target:
     """The entry script NAME_test.py, with the space beside this file."""
-    entry = importlib.import_module(f"{name}_test")
+    entry = import_entry(f"{name}_test")
     return Target(entry, Path(__file__).with_name(f"{name}_space.yaml"))
 
 
@@ -92,9 +92,10 @@ def main(argv: list[str]) -> int:
     names = sorted(path.name.removesuffix("_space.yaml") for path in spaces)
     if name not in names:
         known = ", ".join(names)
-        print(f"error: python -m tuning.entry NAME --flag ...: NAME is {known}", file=sys.stderr)
+        what = "fewhours tune" if PACKAGE else "python -m tuning.entry"
+        print(f"error: {what} NAME --flag ...: NAME is {known}", file=sys.stderr)
         return 2
-    return search(target_of(name), flags, f"bash tuning/{name}_tuning.sh")
+    return search(target_of(name), flags, as_called(f"bash tuning/{name}_tuning.sh"))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from utils.files import replace_file
 from utils.machine.packages import is_installed
+from utils.place import as_called
 from utils.plural import counted
 from utils.reporting.console import aligned
 from utils.reporting.metrics import to_json
@@ -255,7 +256,8 @@ class Report:
             beside = search.recipe.handed_over(values)
             flags = as_flags(search.recipe.in_full(again, beside), beside)
             script = search.target.script.name
-            lines.append(f"  python {script} --config best.yaml {shlex.join(flags)}")
+            call = as_called(f"python {script}")
+            lines.append(f"  {call} --config best.yaml {shlex.join(flags)}")
         lines += [f"{line[0].upper()}{line[1:]}." for line in verdict.lines]
         lines += [f"{line[0].upper()}{line[1:]}." for line in self.border_notes(number)]
         rule = search.recipe.lr_rule(values)

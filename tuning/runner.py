@@ -17,6 +17,7 @@ from utils.files import replace_file
 from utils.launch.launchers import without_launch
 from utils.machine.cores import usable_cores
 from utils.measures.table import MEASURES, Measure
+from utils.place import PACKAGE, python_path
 from utils.reporting.metrics import read_metrics
 from utils.settings.config import Config
 
@@ -24,7 +25,6 @@ from .child import PARENT
 from .files import AGAIN, as_user_error
 from .recipe import to_yaml
 
-ROOT = Path(__file__).resolve().parents[1]
 # Errors that the settings of a trial cause; any other error with exit code 2 would occur in every
 # trial, and the user has to fix it.
 OF_A_TRIAL: tuple = ("not finite", "out of memory", "no loss scale keeps", "has no effect")
@@ -152,17 +152,14 @@ class Runner:
 
     def _start(self, words: list[str], slot: int, lock: int) -> tuple[int, str]:
         """(exit code, stderr) of the entry with these flags."""
-        environment = without_launch(os.environ) | {
-            "OMP_NUM_THREADS": str(self.threads),
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-            PARENT: str(os.getpid()),
-        }
+        environment = without_launch(os.environ) | python_path()
+        environment |= {"OMP_NUM_THREADS": str(self.threads), PARENT: str(os.getpid())}
         if self.devices:
             environment["CUDA_VISIBLE_DEVICES"] = self.devices[slot % len(self.devices)]
         if self.stopping.is_set() or self.time_is_up():
             raise Interrupted
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tuning.child", str(self.entry), *words],
+            [sys.executable, "-P", "-m", f"{PACKAGE}tuning.child", str(self.entry), *words],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
             start_new_session=True,  # Ctrl-C ends the search, which then ends its runs
             env=environment, pass_fds=(lock,),

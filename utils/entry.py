@@ -54,36 +54,13 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
         act: called as `act(settings, origin, signals)`, where `origin` says of each setting where
             it comes from; returns an exit code, or None for 0.
     """
-    place = None
     argv = sys.argv[1:] if argv is None else argv
     os.environ.update(environment_of_entries())
     signals = Signals()
     try:
-        argv, launch_flags = take_launch_flags(argv, fields(config_class))
-        use_launch_flags(launch_flags, argv)
-        place = launched()
-        if place is not None:
-            die_with_launcher()
-            code = previous_exit_code()
-            if code is not None:  # a worker has ended this launch for good: a restart ends alike
-                return code
-        is_first = place is None or place.rank == 0
-        say = functools.partial(print, flush=True) if is_first else lambda line: None
-        settings, origin = parse(config_class, _as_launched(argv, place), description, say)
-        if place is not None and not settings.distributed:
-            leave_launch()
-            place = None
-        if place is not None:
-            set_environment(place)
-        line = check_launch_flags(launch_flags, place, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        if line:
-            say(line)
-        action = settings.action
-        reports = "report" not in action.without_effect and (action.trains or settings.report)
-        if reports and (note := left_out("matplotlib", "plots")):
-            say(note)
-        return act(settings, origin, signals) or 0
+        return carry_out(config_class, act, description, argv, signals)
     except StoppedBySignal as stopped:
+        place = _place()
         if place is None or place.rank == 0:
             with contextlib.suppress(OSError):  # a terminal that is closed
                 print(stopped.line, file=sys.stderr, flush=True)
@@ -93,7 +70,7 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
             if note_exit_code(2):  # one of the launched processes says it
                 print(f"error: {one_line(told)}", file=sys.stderr)
             return 2
-        if place is None:
+        if (place := _place()) is None:
             raise
         from .distributed.group import is_lost_peer
 
@@ -105,6 +82,36 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(LOST_PEER_SECONDS)
         os._exit(1)  # without waiting for what hangs in the process group
+
+
+def carry_out(
+    config_class, act: Callable, description: str, argv: list[str], signals: Signals
+) -> int:
+    """As `run_entry`, but raises what that tells the user."""
+    argv, launch_flags = take_launch_flags(argv, fields(config_class))
+    use_launch_flags(launch_flags, argv)
+    place = launched()
+    if place is not None:
+        die_with_launcher()
+        code = previous_exit_code()
+        if code is not None:  # a worker has ended this launch for good: a restart ends alike
+            return code
+    is_first = place is None or place.rank == 0
+    say = functools.partial(print, flush=True) if is_first else lambda line: None
+    settings, origin = parse(config_class, _as_launched(argv, place), description, say)
+    if place is not None and not settings.distributed:
+        leave_launch()
+        place = None
+    if place is not None:
+        set_environment(place)
+    line = check_launch_flags(launch_flags, place, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if line:
+        say(line)
+    action = settings.action
+    reports = "report" not in action.without_effect and (action.trains or settings.report)
+    if reports and (note := left_out("matplotlib", "plots")):
+        say(note)
+    return act(settings, origin, signals) or 0
 
 
 def lost_peer_line(rank: int, error: Exception) -> str:
@@ -160,13 +167,22 @@ class Entry:
         """Does what the command line asks for; returns the exit code. `started`:
         `time.monotonic()` when the command began; None: with this process, or now if `argv` is
         given."""
-        text = self.text or self.settings.entry
         if started is None:
             started = command_start() if argv is None else time.monotonic()
-        act = functools.partial(self._act, started)
-        return run_entry(self.settings, act, text, argv)
+        act = functools.partial(self._act, started, lambda run: None)
+        return run_entry(self.settings, act, self.text or self.settings.entry, argv)
 
-    def _act(self, started: float, settings, origin: dict, signals: Signals) -> int | None:
+    def carry_out(
+        self, argv: list[str], signals: Signals, started: float, began: Callable[[Run], None]
+    ) -> int:
+        """As `main`, but raises what that tells the user; `began` is called with the run before it
+        trains."""
+        act = functools.partial(self._act, started, began)
+        return carry_out(self.settings, act, self.text or self.settings.entry, argv, signals)
+
+    def _act(
+        self, started: float, began: Callable, settings, origin: dict, signals: Signals
+    ) -> int | None:
         if settings.check:
             with signals.held():  # imports PyTorch, see Run
                 from .check.run_check import run_check
@@ -175,6 +191,7 @@ class Entry:
         with Run(settings, origin, signals, name, settings.dataset, started) as run:
             from .runs.resume import load_checkpoint
 
+            began(run)
             kind = kind_of(settings)(settings, self.build_model, name)
             kind.set_environment()
             self.check_model(settings)
@@ -218,7 +235,7 @@ def end_process(code: int) -> NoReturn:
     A launched process ends without Python's own shutdown: threads of PyTorch's process groups still
     run then, and one that calls into Python would abort the process.
     """
-    if not _is_launched():
+    if _place() is None:
         sys.exit(code)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -250,8 +267,8 @@ def _as_launched(argv: list[str], place: LaunchedAs | None) -> list[str]:
     return argv
 
 
-def _is_launched() -> bool:
+def _place() -> LaunchedAs | None:
     try:
-        return launched() is not None
+        return launched()
     except UserError:
-        return False
+        return None

@@ -1,5 +1,7 @@
 """What the user can fix."""
 
+from .place import as_called
+
 
 class UserError(Exception):
     """The settings, the data or the machine are at fault, not the program.
@@ -8,6 +10,9 @@ class UserError(Exception):
     line, without a traceback, and exit with code 2; every other exception is a bug and keeps
     its traceback.
     """
+
+    def __init__(self, text: str = ""):
+        super().__init__(as_called(text))
 
 
 class Faults:

@@ -171,7 +171,7 @@ def test_the_table_of_extras():
         extra: sorted(re.match(r"[\w-]+", line)[0] for line in lines)
         for extra, lines in PROJECT["optional-dependencies"].items()
     }
-    assert extras.pop("all") == ["training-toolkit"]
+    assert extras.pop("all") == ["fewhours"]
     assert told == extras
     (listed,) = re.findall(r"to safetensors: (.+?)\.", text("docs/install.md"), re.S)
     needed = {re.match(r"[\w-]+", line)[0] for line in PROJECT["dependencies"]}

@@ -68,7 +68,7 @@ def words_of(command: list[str]) -> tuple[str, dict, list[str]]:
 def test_the_commands_of_the_nodes():
     environ = {"NCCL_DEBUG": "a b", "WANDB_API_KEY": "x", "HOME": "/me", "MAX_RESTARTS": "0"}
     argv = ["x_test.py", "--output", "a 'run' $HOME"]
-    commands = node_commands(TWO, Path("/a b/run_distributed.sh"), argv, environ, "/the folder")
+    commands = node_commands(TWO, ["bash", "/a b/run_distributed.sh"], argv, environ, "/the folder")
     assert [command[:3] for command in commands] == [["ssh", "-o", "BatchMode=yes"]] * 2
     assert [command[-2] for command in commands] == ["node1", "me@node2"]
     for rank, command in enumerate(commands):
@@ -80,16 +80,16 @@ def test_the_commands_of_the_nodes():
             "NCCL_DEBUG": "a b", "MAX_RESTARTS": "0", "PYTHON": sys.executable, FOLLOW_STDIN: "1",
             "NNODES": "2", "NODE_RANK": str(rank), "NPROC": "8",
         }  # fmt: skip
-    (command,) = node_commands([Host("node1", None)], Path("x"), [], {"NPROC": "3"}, "/")
+    (command,) = node_commands([Host("node1", None)], ["bash", "x"], [], {"NPROC": "3"}, "/")
     assert words_of(command)[1] == {"PYTHON": sys.executable, FOLLOW_STDIN: "1", "NPROC": "3"}
-    command = node_commands(TWO, Path("x"), [], {"RDZV_ENDPOINT": "ib1:1"}, "/")[1]
+    command = node_commands(TWO, ["bash", "x"], [], {"RDZV_ENDPOINT": "ib1:1"}, "/")[1]
     assert words_of(command)[1]["RDZV_ENDPOINT"] == "ib1:1"
 
 
 @pytest.mark.parametrize("name", ["NNODES", "NODE_RANK", "NPROC"])
 def test_variables_that_contradict_the_file_are_refused(name):
     with pytest.raises(UserError, match=f"{name}=3: "):
-        node_commands(TWO, Path("x"), [], {name: "3"}, "/")
+        node_commands(TWO, ["bash", "x"], [], {name: "3"}, "/")
 
 
 WAITS = "read n; exit $((128 + n))"  # as a node's launcher takes a signal

@@ -31,7 +31,7 @@ def of_extras(*names: str) -> dict[str, str]:
 
 def test_the_requirements_are_those_of_the_project():
     (extra,) = EXTRAS["all"]
-    names = re.fullmatch(r"training-toolkit\[(.+)\]", extra)[1].split(",")
+    names = re.fullmatch(r"fewhours\[(.+)\]", extra)[1].split(",")
     assert required("requirements.txt") == bounds(PROJECT["dependencies"]) | of_extras(*names)
     known = of_extras(*(EXTRAS.keys() - {"all"}))
     for file in (

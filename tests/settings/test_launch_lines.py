@@ -153,7 +153,8 @@ def test_a_recipe_that_is_a_program_is_refused_with_one_that_is_there(tmp_path, 
     with pytest.raises(UserError) as refused:
         parsed("vit_test.py --config vit-b16.py", tmp_path)
     recipe = str(refused.value).partition(", such as ")[2]
-    assert Path(recipe).name == "vit_b16_imagenet.yaml" and Path(recipe).is_file()
+    assert recipe == "recipes/vit_b16_imagenet.yaml"
+    parsed(f"vit_test.py --config {recipe}", tmp_path)  # from any folder
 
 
 def test_the_copy_of_the_model_replaces_no_file(tmp_path):

@@ -1,6 +1,7 @@
 """train.py: which entry's command line stands for what it is given."""
 
 import importlib
+import inspect
 import shlex
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ def stands_for(monkeypatch, tmp_path):
     started = []
     for name in ENTRIES:
         entry = importlib.import_module(name)
+        inspect.signature(entry.main).bind([], 0.0)
         monkeypatch.setattr(entry, "main", lambda words, _, n=name: started.append((n, words)) or 7)
 
     def run(text: str) -> tuple[str, list[str]]:

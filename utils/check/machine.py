@@ -14,8 +14,8 @@ from ..launch.network import infiniband, interface_of, interface_speed, local_ad
 from ..machine.cores import usable_cores
 from ..machine.host_memory import available_memory
 from ..machine.nvml import driver_version, open_gpu
+from ..place import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 # Variables that decide how ranks communicate, or which devices they see.
 PREFIXES = ("NCCL_", "GLOO_", "CUDA_", "UCX_", "FI_", "TORCH_", "SLURM_JOB", "SLURM_STEP")
 VARIABLES = ("OMP_NUM_THREADS", "LD_LIBRARY_PATH", "MASTER_ADDR", "MASTER_PORT")
@@ -136,7 +136,8 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 def code_digest(root: Path) -> str:
     """Of the project's Python files, the same for the same code."""
     digest = hashlib.sha256()
-    for path in sorted([*root.glob("*.py"), *root.glob("utils/**/*.py")]):
+    patterns = "*.py", "entries/*.py", "utils/**/*.py"
+    for path in sorted(path for pattern in patterns for path in root.glob(pattern)):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
 

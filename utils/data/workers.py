@@ -19,13 +19,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing import connection as connections
-from multiprocessing import get_context
 from multiprocessing.util import Finalize
 from typing import Any
 
 import numpy as np
 
 from ..errors import UserError
+from ..machine.spawn import SpawnContext
 from .shared_ring import Ring
 from .worker_process import (
     SIGNALS,
@@ -73,7 +73,7 @@ class Worker:
     @classmethod
     def start(cls, ring: Ring) -> Worker:
         """Raises UserError if no process can be started."""
-        context = get_context("spawn")
+        context = SpawnContext()
         ours, theirs = context.Pipe()
         process = context.Process(
             target=work, args=(theirs, ring.name, *ring.array.shape), daemon=True

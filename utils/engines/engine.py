@@ -5,7 +5,6 @@ folder, a line in OTHERS and one of the choices of `--engine` (utils/settings/en
 """
 
 import functools
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from ..data.loader import Loader
 from ..distributed.strategies.base import Strategy
 from ..errors import UserError
 from ..optim.table import OPTIMIZERS
+from ..place import resolve
 from ..reporting.console import Console
 from ..training.steps import Steps
 from ..training.train_step import StepParts, TrainStep
@@ -154,7 +154,7 @@ def choose_engine(
         UserError: `engine` cannot serve the run.
     """
     if engine != "torch":
-        other = pkgutil.resolve_name(OTHERS[engine])()
+        other = resolve(OTHERS[engine])()
         if (reason := other.why_not(facts)) is not None:
             raise UserError(f"--engine {engine}: {reason}")
         return other, []

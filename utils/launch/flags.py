@@ -6,9 +6,9 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator
-from pathlib import Path
 
 from ..errors import UserError
+from ..place import launcher_command
 from .environment import launched
 from .launchers import LaunchedAs
 
@@ -63,8 +63,8 @@ def use_launch_flags(flags: dict[str, str], argv: list[str]) -> None:
     if "," in gpus and visible in ("", gpus) and launched() is None:
         print(f"note: --gpu_ids {gpus}: run_distributed.sh starts a process on each", flush=True)
         os.environ.update(NPROC=str(gpus.count(",") + 1), PYTHON=sys.executable)
-        launcher = str(Path(__file__).resolve().parents[2] / "run_distributed.sh")
-        os.execvp("bash", ["bash", launcher, os.path.abspath(sys.argv[0]), *argv])
+        launcher = launcher_command()
+        os.execvp(launcher[0], [*launcher, os.path.abspath(sys.argv[0]), *argv])
 
 
 def _variables(flags: dict[str, str], gpus: str) -> Iterator[tuple[list[str], dict]]:

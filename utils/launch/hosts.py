@@ -73,12 +73,12 @@ def read_hosts(path: Path) -> list[Host]:
 
 
 def node_commands(
-    hosts: list[Host], script: Path, argv: list[str], environ: Mapping[str, str], folder: str
+    hosts: list[Host], launcher: list[str], argv: list[str], environ: Mapping[str, str], folder: str
 ) -> list[list[str]]:
     """The ssh command of each node.
 
     Args:
-        script: run_distributed.sh, at the same place on all nodes; `argv`: its arguments.
+        launcher: the command that starts it, the same on all nodes; `argv`: its arguments.
 
     Raises:
         UserError: a variable contradicts the file.
@@ -111,7 +111,7 @@ def node_commands(
         if host.slots:
             own["NPROC"] = str(host.slots)
         words = ["env", *(f"{name}={value}" for name, value in sorted(own.items()))]
-        words += ["bash", str(script), *argv]
+        words += [*launcher, *argv]
         command = f"cd {shlex.quote(folder)} && exec {shlex.join(words)}"
         commands.append([*SSH, host.name, command])
     return commands

@@ -18,6 +18,7 @@ from pathlib import Path
 from ..errors import UserError, one_line
 from ..machine.cores import usable_cores
 from ..machine.packages import mendable
+from ..place import ENTRIES, RECIPES, as_called, launcher_command
 from ..plural import counted
 from ..reporting.console import print_line
 from ..reporting.run_folder import default_path, find_run, free_path, refuse_run
@@ -43,10 +44,9 @@ from .network import (
 from .plan import VARIABLES, Plan, read_plan
 from .signals import stopping_signals
 
-ROOT = Path(__file__).resolve().parents[2]
 ENTRY = "resnet50_test.py"
 ON_GPUS = ["--ngd", "--meta_learning"]
-DEMO = ["--config", str(ROOT / "recipes" / "distributed_demo.yaml")]
+DEMO = ["--config", str(RECIPES / "distributed_demo.yaml")]
 AFTER_RESNET = "\nThe Transformer: bash run_distributed.sh transformer_test.py --ngd --bs 64"
 AFTER_DEMO = """
 That was the demo, on built-in pictures: there is no GPU here. Any entry takes any of its flags:
@@ -83,6 +83,9 @@ class Job:
 
 
 def main(argv: list[str]) -> int:
+    if argv[:1] in (["-h"], ["--help"]):
+        print_line(Path(__file__).with_name("help.txt").read_text().rstrip(), sys.stdout)
+        return 0
     # PyTorch reads this variable when it is imported. Each of its C++ warnings about a closed
     # connection fills a screen; the launcher and the workers say in one line what has happened.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -99,7 +102,7 @@ def main(argv: list[str]) -> int:
         return 2
     code = launch(job, plan, argv)
     if code == 0 and not argv:
-        print(AFTER_DEMO if demo else AFTER_RESNET)
+        print_line(AFTER_DEMO if demo else AFTER_RESNET, sys.stdout)
     return code
 
 
@@ -173,10 +176,10 @@ def launch_on_hosts(argv: list[str], environ: Mapping[str, str]) -> int:
     if shutil.which(SSH[0]) is None:
         raise UserError("HOSTFILE needs ssh, which is not installed here")
     folder = os.environ.get("PWD") or os.getcwd()  # PWD: as the user knows it, with links
-    commands = node_commands(hosts, ROOT / "run_distributed.sh", argv, environ, folder)
+    commands = node_commands(hosts, launcher_command(), argv, environ, folder)
     print_line(f"nodes by ssh: {', '.join(host.name for host in hosts)}", sys.stdout)
     variables = [f"{n}={environ[n]}" for n in (*VARIABLES, "HOSTFILE") if environ.get(n)]
-    again = shlex.join([*variables, "bash", "run_distributed.sh", *argv])
+    again = as_called(shlex.join([*variables, "bash", "run_distributed.sh", *argv]))
     return run_nodes(hosts, commands, f"go on with the same command: {again}")
 
 
@@ -227,7 +230,8 @@ def how_to_go_on(job: Job, plan: Plan, argv: list[str]) -> str:
         return f"when all nodes are up again, give the same command on each: {again}"
     if job.folder is None:
         return "nothing was trained"
-    return f"resume with {shlex.join([*command, job.script.name, '--resume', job.folder])}"
+    again = shlex.join([*command, job.script.name, "--resume", job.folder])
+    return as_called(f"resume with {again}")
 
 
 # ---- what is run --------------------------------------------------------------------------------
@@ -244,12 +248,13 @@ def _split(argv: list[str]) -> tuple[str, list[str], bool]:
 
 
 def find_entry(name: str) -> Path:
-    """The script of this name in the current folder, or beside run_distributed.sh."""
-    for path in (Path(name), ROOT / name):
+    """The script of this name in the current folder, or an entry of the project; resnet50 is
+    short for resnet50_test.py."""
+    for path in (Path(name), ENTRIES / name, ENTRIES / f"{name}_test.py"):
         if path.is_file():
             return path.absolute()
-    known = ", ".join(sorted(path.name for path in ROOT.glob("*_test.py")))
-    raise UserError(f"{name}: there is no such script here or in {ROOT}, which has {known}")
+    known = ", ".join(sorted(path.name for path in ENTRIES.glob("*_test.py")))
+    raise UserError(f"{name}: there is no such script here or in {ENTRIES}, which has {known}")
 
 
 def check(script: Path, flags: list[str]) -> Job:

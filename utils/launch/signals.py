@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 
 from .environment import LAUNCH_FOLDER
@@ -71,12 +72,16 @@ class Signals:
     nothing yet; `held` delays that for a block. After `defer` it only sets `received`, which the
     loop reads between steps. A second signal ends the process immediately; a launched one ignores
     it within REPEATED_SECONDS.
+
+    Args:
+        may_end: whether a second signal ends the process; else it raises KeyboardInterrupt.
     """
 
-    def __init__(self):
+    def __init__(self, may_end: bool = True):
         self.received: int | None = None
-        self._first, self._deferred = 0.0, False
-        for signum in stopping_signals():
+        self._first, self._deferred, self._may_end = 0.0, False, may_end
+        is_main = threading.current_thread() is threading.main_thread()
+        for signum in stopping_signals() if is_main else ():  # Python allows it in no other thread
             signal.signal(signum, self._handle)
         self._unraisable, sys.unraisablehook = sys.unraisablehook, self._raise_again
 
@@ -84,6 +89,8 @@ class Signals:
         launched = self.received is not None and {LAUNCH_FOLDER, "RANK"} & {*os.environ}
         if launched and time.monotonic() - self._first < REPEATED_SECONDS:
             return  # a scheduler may signal the processes and the launcher, which forwards it
+        if self.received is not None and not self._may_end:
+            raise KeyboardInterrupt
         if self.received is not None:
             os.write(2, b"stopped at once by a second signal\n")
             os._exit(128 + signum)

@@ -9,7 +9,6 @@ keywords; Douillard et al., "DiLoCo: Distributed Low-Communication Training of L
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Iterable
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..exchange import Exchange
+from ..place import resolve
 from .rules import cut, power_length
 
 
@@ -156,7 +156,7 @@ class LocalOptimizer(Optimizer):
         self.local_step_cnt = 0
         if self.exchange is None:
             # By name: only that package knows torch.distributed, and this one is below it.
-            self.exchange = pkgutil.resolve_name("utils.distributed.exchange:default_exchange")()
+            self.exchange = resolve("utils.distributed.exchange:default_exchange")()
         if self.exchange.size > 1:
             average_(self._averaged_tensors(), self.exchange)
         if self.outer is not None:

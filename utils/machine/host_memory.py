@@ -41,8 +41,20 @@ def keep_freed_memory() -> bool:
     configured += [name for name in TUNABLES if name in tunables]
     if configured or sys.platform != "linux":
         return False
+    return _mallopt(0, -1)
+
+
+def free_memory_as_usual() -> None:
+    """Where `keep_freed_memory` took effect: glibc's defaults again."""
+    _mallopt(65536, 128 << 10)
+    hand_back_freed_memory()
+
+
+def _mallopt(mmap_max: int, trim_threshold: int) -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl does not have it
-    return mallopt is not None and all([mallopt(M_MMAP_MAX, 0), mallopt(M_TRIM_THRESHOLD, -1)])
+    if mallopt is None:
+        return False
+    return all([mallopt(M_MMAP_MAX, mmap_max), mallopt(M_TRIM_THRESHOLD, trim_threshold)])
 
 
 def hand_back_freed_memory() -> None:

@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from .. import user_files
 from ..errors import UserError, one_line
+from ..place import PACKAGE
 from ..plural import counted
 
 # What timm's files call the function that brings weights by others under timm's names and sizes.
@@ -212,7 +213,8 @@ def arguments_of(text: str | None) -> dict[str, object]:
 
 def is_vit(model: nn.Module) -> bool:
     """It is a Vision Transformer that `vit_weights` converts weights for."""
-    return type(model).__module__ in ("utils.models.vit", "timm.models.vision_transformer")
+    ours = f"{PACKAGE}utils.models.vit"
+    return type(model).__module__ in (ours, "timm.models.vision_transformer")
 
 
 def convert_weights(

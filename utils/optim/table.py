@@ -1,8 +1,7 @@
 """The table of optimizers. To add one, write its file in this folder, with an `OptimizerEntry`
 (entry.py), and name it in a line here; tests/worked_example/ has an example."""
 
-import pkgutil
-
+from ..place import resolve
 from .entry import OptimizerEntry
 
 PLACES = {
@@ -17,6 +16,4 @@ PLACES = {
     "fusedsgd": "utils.optim.apex:FUSED_SGD",
     "fusednovograd": "utils.optim.novograd:FUSED_NOVOGRAD",
 }
-OPTIMIZERS: dict[str, OptimizerEntry] = {
-    name: pkgutil.resolve_name(place) for name, place in PLACES.items()
-}
+OPTIMIZERS: dict[str, OptimizerEntry] = {name: resolve(place) for name, place in PLACES.items()}

@@ -12,6 +12,7 @@ from pathlib import Path
 from ..machine.packages import left_out, mendable
 from ..measures.compute import paired
 from ..measures.table import MEASURES, Measure, known_measure, measure_of
+from ..place import as_called
 from ..plural import counted
 from .console import aligned, duration, print_line
 from .page import COLOURS, DASHES, plot, write_page
@@ -183,7 +184,7 @@ def compare(given: Sequence[Path], page: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m utils.reporting.compare", description=__doc__, allow_abbrev=False
+        prog=as_called("python -m utils.reporting.compare"), description=__doc__, allow_abbrev=False
     )
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run, a folder of runs, a search")

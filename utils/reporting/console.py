@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from ..place import as_called
+
 # Without a terminal, the shortest interval between progress lines, in seconds.
 PLAIN_LINE_SECONDS = 10.0
 # Fits into 80 columns, with loss and accuracy as postfix.
@@ -149,7 +151,7 @@ def print_line(line: str, stream) -> None:
         stream: None, as Python has it, if it was closed before the start.
     """
     encoding = getattr(stream, "encoding", None) or "ascii"
-    text = f"{line}\n".encode(encoding, "backslashreplace").decode(encoding)
+    text = f"{as_called(line)}\n".encode(encoding, "backslashreplace").decode(encoding)
     if stream is not None:
         with contextlib.suppress(OSError, ValueError):
             stream.write(text)  # at once, so that lines of several threads stay whole

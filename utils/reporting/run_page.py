@@ -15,6 +15,7 @@ from ..machine.packages import is_installed
 from ..measures.findings import Doubt, Mistake, find
 from ..measures.outcomes import Outcomes
 from ..measures.table import MEASURES, Measure, known_measure
+from ..place import as_called
 from ..plural import counted
 from .answers import SampleNames
 from .classes import CLASSES_WITH_NUMBERS, class_rows, confusions
@@ -175,7 +176,7 @@ def _command(run: RecordedRun, folder: Path) -> str:
     processes, script = run.summary.get("world_size", 1), run.setting("script")
     start = f"NPROC={processes} bash run_distributed.sh" if processes > 1 else "python"
     config, again = (shlex.quote(str(path)) for path in (folder / "config.yaml", f"{folder}-again"))
-    return f"{start} {script} --config {config} --output {again}"
+    return as_called(f"{start} {script} --config {config} --output {again}")
 
 
 # ---- mistakes -----------------------------------------------------------------------------------

@@ -61,8 +61,8 @@ class Run:
                 "the flag out"
             )
         self.console = Console(silent=self.place is not None and self.place.rank > 0)
-        self._set_up_device()
         self._closing = contextlib.ExitStack()  # what is closed when the run ends
+        self._set_up_device()
         self.folder: RunFolder | SharedFolder | None = None  # None unless the run trains
         self.progress = Progress()
         # Micro-batches of a step with --batch_tokens, of all processes.
@@ -166,9 +166,9 @@ class Run:
         from ..engines.ort.session import why_missing
         from ..machine.backends import prefer_flash_attention
         from ..machine.cores import usable_cores
-        from ..machine.eager_optimizers import keep_optimizers_eager
+        from ..machine.eager_optimizers import eager_optimizers
         from ..machine.free_cores import follow_free_cores
-        from ..machine.host_memory import keep_freed_memory
+        from ..machine.host_memory import free_memory_as_usual, keep_freed_memory
         from ..training.objective import Precision, resolve_precision, why_slow
 
         settings = self.settings
@@ -188,8 +188,8 @@ class Run:
         self.device = (
             torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
         )
-        if not cuda and settings.keep_freed_memory:
-            keep_freed_memory()
+        if not cuda and settings.keep_freed_memory and keep_freed_memory():
+            self._closing.callback(free_memory_as_usual)
         chosen = settings.threads or "OMP_NUM_THREADS" in os.environ
         if settings.threads:
             torch.set_num_threads(settings.threads)
@@ -203,7 +203,7 @@ class Run:
         torch.manual_seed(settings.seed)
         prefer_flash_attention()
         if not settings.compile:
-            keep_optimizers_eager()
+            self._closing.enter_context(eager_optimizers())
         if settings.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)

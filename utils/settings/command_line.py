@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import importlib
 import os
 import re
 import sys
@@ -12,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..errors import UserError
+from ..place import as_called, import_entry
 from .aliases import ALIASES, VALUE_NOTES
 from .elsewhere import SEVERAL, names_from_elsewhere, translate
 from .help import about, asked_help, help_text, version
@@ -77,7 +77,7 @@ def print_help(known: Mapping, description: str, program: str, word: str) -> Non
     def listing(some: Mapping) -> str:
         return _parser(tuple(some.values()), line, name).format_help()
 
-    print(help_text(known, description, name, word, listing), end="")
+    print(as_called(help_text(known, description, name, word, listing)), end="")
 
 
 def _named(program: str) -> str:
@@ -178,7 +178,7 @@ def _owners(name: str) -> str:
     owners = []
     for entry in ENTRIES:
         with contextlib.suppress(ImportError):  # an entry that was copied elsewhere
-            of_entry = dataclasses.fields(importlib.import_module(entry).Settings)
+            of_entry = dataclasses.fields(import_entry(entry).Settings)
             owners += [f"{entry}.py"] * (name in {field.name for field in of_entry})
     return f": it belongs to {' and '.join(owners)}" if owners else ""
 

@@ -14,13 +14,13 @@ effect.
 import dataclasses
 import difflib
 import functools
-import os
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from ..place import RECIPES
 from .actions import ACTIONS, KEPT_BY_TRAINING, KEPT_WITH_DATA, TRAIN, asked_for
 from .aliases import LOCAL
 from .command_line import read_command_line
@@ -256,6 +256,8 @@ def read_yaml(config_class, path: Path, say=lambda line: None, beside: Mapping =
         raise UserError(f"--config {path}: a recipe is a YAML file{_recipe_like(path)}")
     from .yaml_file import read_yaml_file
 
+    if path.parent.name == "recipes" and not path.exists() and (RECIPES / path.name).exists():
+        path = RECIPES / path.name
     content = read_yaml_file(path, "--config")
     content = {} if content is None else content
     if not isinstance(content, Mapping):
@@ -291,8 +293,7 @@ def read_yaml(config_class, path: Path, say=lambda line: None, beside: Mapping =
 
 def _recipe_like(path: Path) -> str:
     """', such as recipes/...', of the recipe that has nearly this name, if there is one."""
-    folder = Path(__file__).resolve().parents[2] / "recipes"
-    names = {recipe.stem: os.path.relpath(recipe) for recipe in sorted(folder.glob("*.yaml"))}
+    names = {recipe.stem: f"recipes/{recipe.name}" for recipe in sorted(RECIPES.glob("*.yaml"))}
     wanted = path.stem.replace("-", "_").lower()
     near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
     return f", such as {names[near[0]]}" if near else ""

@@ -1,15 +1,16 @@
 """train.py: what it is given becomes an entry's command line, which is printed and carried out."""
 
-import importlib
 import os
 import re
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import UserError, one_line
 from ..machine.packages import mendable
+from ..place import PACKAGE, RECIPES, as_called, import_entry
 from ..reporting.run_folder import RUNS, find_run
 from ..settings.config import parse
 from ..settings.help import version
@@ -24,22 +25,28 @@ LENGTHS = ("time_budget", "epochs", "max_steps")
 COMPLETE = ("config", "resume")  # settings that say all that could be chosen
 # Where flags alone are given, but for those that name data or are not the manual's, they are those
 # of the manual for elastic DDP, whose script is called train.py, too.
-MANUAL = Path(__file__).resolve().parents[2] / "recipes" / "manual_transfer.yaml"
+MANUAL = RECIPES / "manual_transfer.yaml"
 NOT_MANUAL = {"config", "dataset", "data_dir", "train_file", "time_budget"}
 
 
-def main(argv: list[str], text: str) -> int:
+def start_entry(name: str, words: list[str], started: float) -> int:
+    """Trains in this process; returns the exit code of the entry."""
+    return import_entry(name).main(words, started)
+
+
+def main(
+    argv: list[str], text: str, act: Callable[[str, list[str], float], int] = start_entry
+) -> int:
     """Trains on what the first word names, or goes on with a run; returns the exit code of an
-    entry. `text` says in a line and examples what this does."""
+    entry. `text` says in a line and examples what this does; `act` does it."""
     started = time.monotonic()
     if argv[:1] == ["--version"]:
-        print(version("train.py"), end="")
+        print(version("fewhours" if PACKAGE else "train.py"), end="")
         return 0
     if not argv or argv[0] in ("-h", "--help"):
-        print(
-            f"{text.strip()}\n\nAll flags of these scripts may follow, and win over what is chosen:"
-        )
-        print("\n".join(f"python {name}.py --help" for name in (*ENTRIES.values(), NAMED)))
+        lines = [text.strip(), "", "All flags of these may follow, and win over what is chosen:"]
+        lines += [f"python {name}.py --help" for name in (*ENTRIES.values(), NAMED)]
+        print(as_called("\n".join(lines)))
         return 0 if argv else 2
     try:
         entry, words = as_entry(argv)
@@ -48,7 +55,7 @@ def main(argv: list[str], text: str) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    return importlib.import_module(entry).main(words, started)
+    return act(entry, words, started)
 
 
 def as_entry(argv: list[str]) -> tuple[str, list[str]]:
@@ -59,7 +66,7 @@ def as_entry(argv: list[str]) -> tuple[str, list[str]]:
         if argv[0] and not {"resume", *NOT_MANUAL} & given:
             words = ["--config", os.path.relpath(MANUAL), *argv]
             entry = ENTRIES["pictures"]
-            command = f"python {entry}.py {shlex.join(words)}"
+            command = as_called(f"python {entry}.py {shlex.join(words)}")
             print(f"no data are named, so as in the manual for elastic DDP: {command}", flush=True)
             return entry, words
         if "resume" not in given:
@@ -70,7 +77,7 @@ def as_entry(argv: list[str]) -> tuple[str, list[str]]:
         return _entry_of_run(argv), argv
     found, words = detect(argv[0]), argv[1:]
     entry, words = _entry_for(found, words)
-    settings_class = importlib.import_module(entry).Settings
+    settings_class = import_entry(entry).Settings
     of_data = found.flags | _test_set(found, given)
     settings, _ = parse(settings_class, [*_spelled(of_data), *words], "")
     if {*COMPLETE} & given:
@@ -97,7 +104,7 @@ def as_entry(argv: list[str]) -> tuple[str, list[str]]:
         print(f"  {' '.join(_spelled(own))}: {why}")
         flags |= own
     words = [*_spelled(flags), *words]
-    print(f"python {entry}.py {shlex.join(words)}", flush=True)
+    print(f"{as_called(f'python {entry}.py')} {shlex.join(words)}", flush=True)
     return entry, words
 
 

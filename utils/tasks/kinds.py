@@ -1,11 +1,11 @@
 """The interface of a kind of task, and the table of kinds. Resolving a kind imports PyTorch."""
 
 import os
-import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from ..errors import UserError
+from ..place import resolve
 
 # Name of a kind (attribute `task` of its settings) -> "module:class".
 KINDS = {"pictures": "utils.tasks.pictures:Pictures", "texts": "utils.tasks.texts:Texts"}
@@ -80,4 +80,4 @@ class Kind:
 
 def kind_of(settings) -> type[Kind]:
     """The kind of task of these settings."""
-    return pkgutil.resolve_name(KINDS[settings.task])
+    return resolve(KINDS[settings.task])

@@ -39,7 +39,7 @@ def load(tmp_path, monkeypatch):
     def loaded(data, **settings):
         monkeypatch.setitem(sources.IMAGE_DATASETS, "made_up", "made.up:function")
         with monkeypatch.context() as patch:
-            patch.setattr(sources.pkgutil, "resolve_name", lambda _: lambda name, request: data)
+            patch.setattr(sources, "resolve", lambda _: lambda name, request: data)
             request = PictureRequest(tmp_path, tmp_path / "cache", progress=False, **settings)
             return load_image_data("made_up", request)
 

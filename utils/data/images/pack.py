@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from ...errors import UserError
 from ...files import reason, replace_file, sync_folder, written_aside
+from ...place import as_called
 from ...plural import counted
 from .decode import (
     measure,
@@ -201,7 +202,7 @@ def _held(output: Path, key: str) -> Iterator[None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m utils.data.images.pack", description=__doc__, allow_abbrev=False
+        prog=as_called("python -m utils.data.images.pack"), description=__doc__, allow_abbrev=False
     )
     parser.add_argument("folder", type=Path, help="pictures, as --dataset imagefolder takes them")
     parser.add_argument("--output", type=Path, required=True, help="folder of the shards")

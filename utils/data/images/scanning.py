@@ -18,6 +18,7 @@ from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 
+from ...machine.spawn import SpawnContext
 from ...plural import counted
 from ..progress import progress_bar
 from ..worker_process import SIGNALS
@@ -118,8 +119,7 @@ def _executor(parts: Sequence[Part], thorough: bool, workers: int) -> Executor:
     # A file of one picture whose header alone is read is little work, however large it is.
     by_size = thorough or any(part.labels is None for part in parts)
     if workers > 1 and len(parts) > 1 and (files > MANY_FILES or (by_size and size > MANY_BYTES)):
-        context = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(workers, context, _prepare_process)
+        return ProcessPoolExecutor(workers, SpawnContext(), _prepare_process)
     return ThreadPoolExecutor(workers, thread_name_prefix="index")
 
 

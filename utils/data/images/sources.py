@@ -8,9 +8,9 @@ ones of another size than asked for are resized afterwards.
 
 from __future__ import annotations
 
-import pkgutil
 from dataclasses import replace
 
+from ...place import resolve
 from .image_data import ImageData, NoTestSet, PictureRequest
 
 # Name -> "module:function", imported on use: `--dataset shapes` needs no decoder, `--help` nothing.
@@ -39,7 +39,7 @@ def load_image_data(name: str, request: PictureRequest) -> ImageData:
     Raises:
         UserError: the data is missing, damaged or unsuitable, or a setting does not apply to it.
     """
-    load = pkgutil.resolve_name(IMAGE_DATASETS[name])
+    load = resolve(IMAGE_DATASETS[name])
     try:
         data: ImageData = load(name, request)
     except NoTestSet:

@@ -7,11 +7,12 @@ parsed (the cache of tokens is keyed by their content), and a function that load
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ...place import resolve
 
 if TYPE_CHECKING:  # --help reads the table below, and needs no NumPy
     import numpy as np
@@ -136,7 +137,7 @@ def open_text_data(name: str, request: TextRequest) -> TextSource:
     Raises:
         UserError: the data is missing.
     """
-    source: TextSource = pkgutil.resolve_name(TEXT_DATASETS[name])(name, request)
+    source: TextSource = resolve(TEXT_DATASETS[name])(name, request)
     if request.labels is None:
         return source
     files = source.files | {"labels": request.labels}  # its content is part of the cache's key

@@ -8,7 +8,6 @@ when; for local steps LocalSteps does (utils/training/local/steps.py).
 from __future__ import annotations
 
 import contextlib
-import pkgutil
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from ...errors import UserError
 from ...exchange import Exchange
 from ...model_tensors import ModelTensors
+from ...place import resolve
 from ...settings.distributed import STRATEGIES
 
 
@@ -166,4 +166,4 @@ def build_strategy(
     place = STRATEGIES[name].place
     if place is None:  # a worker of local steps, which exchange for it
         return Strategy(model)
-    return pkgutil.resolve_name(place)(model, exchange, unfreezes)
+    return resolve(place)(model, exchange, unfreezes)

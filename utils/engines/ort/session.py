@@ -21,9 +21,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from ...errors import UserError
+from ...place import python_path
 from . import refusal
 
-ROOT = Path(__file__).resolve().parents[3]
 GRAPH, FEEDS, NAMES = "graph.onnx", "feeds.safetensors", "names.json"
 PATIENCE = 600  # seconds for a rehearsal, which takes a few of them
 
@@ -203,9 +203,8 @@ def rehearse(graph: GradientGraph, feeds: list[np.ndarray]) -> None:
             (folder / NAMES).write_text(json.dumps(names), encoding="utf-8")
             save_file(dict(zip(graph.feeds, feeds, strict=True)), folder / FEEDS)
             child = subprocess.run(
-                [sys.executable, "-m", "utils.engines.ort.session", name],
-                cwd=ROOT,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                [sys.executable, "-P", "-m", __name__, name],
+                env=os.environ | python_path() | {"OMP_NUM_THREADS": "1"},
                 capture_output=True,
                 text=True,
                 timeout=PATIENCE,
