@@ -70,7 +70,7 @@ def test_trains_resumes_and_predicts_without_the_folder(run, encoder, tmp_path, 
     "more",
     [
         ["--freeze_backbone", "--ngd"],
-        ["--lora", "2", "--optimizer", "muon", "--mixup", "fixed"],
+        ["--lora", "2", "--optimizer", "muon", "--mixup", "fixed", "--batch_tokens", "99"],
         [
             "--freeze_backbone",
             "--unfreeze_epoch",
