@@ -23,8 +23,7 @@ USUAL = {
 }
 ASK_S = 5  # longest wait for the hub's answer whether it has one
 STATIC = "model2vec"  # a table of embeddings, without layers
-# What a sentence transformer consists of, beside its weights.
-_PARTS = ("*.json", "*.txt", "*.model", "*.safetensors", "1_Pooling/config.json")
+_PARTS = ("*.json", "*.txt", "*.model", "*.safetensors")  # of a repository on the hub
 _HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 
 
@@ -109,10 +108,10 @@ def read_encoder(name: str, say: Callable = print) -> EncoderFiles:
         config["shapes"] = {name: [*tensor.shape] for name, tensor in tensors.items()}
         return EncoderFiles(name, folder, config, "mean", _static_tokenizer(folder, flag))
     require(flag, "transformers")
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer
 
     architecture = (config.get("architectures") or [""])[0]
-    if config.get("auto_map") and config.get("model_type") not in _known_types():
+    if config.get("auto_map") and config.get("model_type") not in CONFIG_MAPPING:
         raise UserError(f"{flag}: it needs code of its own, which is not executed; take another")
     with silenced():
         try:
@@ -200,18 +199,13 @@ def build_encoder(
     return model
 
 
-def _known_types() -> set[str]:
-    from transformers import CONFIG_MAPPING
-
-    return {*CONFIG_MAPPING}
-
-
 def _pooling(folder: Path, config: dict) -> str:
     """As the sentence transformer or the model says; else the mean."""
     file = folder / "1_Pooling" / "config.json"
     if file.is_file():
-        chosen = _read_json(file)
-        return "cls" if chosen.get("pooling_mode_cls_token") else "mean"
+        says = _read_json(file)
+        cls = says.get("pooling_mode_cls_token") or says.get("pooling_mode") == "cls"
+        return "cls" if cls else "mean"
     return config.get("classifier_pooling", "mean")
 
 
