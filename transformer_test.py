@@ -20,10 +20,11 @@ from utils.settings.transfer import is_published
 
 MODEL = "model"  # heading in --help
 SIZES = ("layers", "dim", "heads", "ffn", "token_dropout")
-# What encoders are trained with, unless something else is given: all of it, or the head alone.
+# What encoders are trained with, unless something else is given: all of it, or the head alone
+# (benchmarks/results/encoders.md).
 USUAL = {"optimizer": "adamw", "batch_size": 32, "weight_decay": 0.01, "sched": "cosine"}
 FINE_TUNING = USUAL | {"epochs": 3, "lr": 5e-5, "head_lr": 1e-3, "warmup_ratio": 0.1}
-HEAD_ALONE = USUAL | {"epochs": 20, "lr": 1e-2}
+HEAD_ALONE = USUAL | {"epochs": 20, "lr": 3e-3, "weight_decay": 0.5}
 ADAPTERS = FINE_TUNING | {"lr": 5e-4}
 
 

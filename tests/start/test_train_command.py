@@ -76,7 +76,7 @@ def test_texts_with_an_encoder(stands_for, monkeypatch, capsys):
     assert {"--layers", "--freeze_backbone"}.isdisjoint(words) and asked == [True]
     monkeypatch.setattr("torch.get_num_threads", lambda: 1)
     words = stands_for("pets.csv --device cpu --time 3s")[1]
-    assert "--freeze_backbone" in words and value(words, "--lr") == "0.01"
+    assert "--freeze_backbone" in words and "--lr" not in words
     assert "--model" not in stands_for("pets.csv --device cpu --time 1s")[1]
     assert "--model" not in stands_for("pets.csv --device cpu --layers 2")[1]
     words = stands_for("pets.csv --model own/other --max_steps 3")[1]
@@ -194,5 +194,6 @@ def test_rules_set_what_entries_have():
             for machine in (Machine(gpu=False, seconds=60.0), Machine(gpu=True)):
                 names = [name for own, _ in chosen(kind, facts, machine, ()) for name in own]
                 assert len(names) == len({*names})
-                assert ("epochs" if kind == "encoders" else "batch_size") in names
+                has = "max_len" if kind == "encoders" else "batch_size"
+                assert has in names
                 assert ("image_size" in names) == (kind == "pictures" and not machine.gpu)

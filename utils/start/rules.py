@@ -144,9 +144,9 @@ RULES = {
         ),
         Rule({"lr": 1e-4}, "for small encoders", _has_time, OPTIMIZER),
         Rule(
-            {"freeze_backbone": True, "epochs": 20, "lr": 0.01},
+            {"freeze_backbone": True},
             "there is no time to train more than the head",
-            lambda facts, machine: not _has_time(facts, machine), ("lora", *OPTIMIZER, *LENGTHS),
+            lambda facts, machine: not _has_time(facts, machine), ("lora",),
         ),
     ),
 }  # fmt: skip
