@@ -84,7 +84,7 @@ def _has_time(facts: Facts, machine: Machine) -> bool:
 
 ALL = 1 << 62
 OPTIMIZER = ("optimizer", "ngd", "lr")
-LENGTHS = ("epochs", "max_steps")
+WAYS = ("freeze_backbone", "lora", "max_steps")  # of training an encoder, or how long
 # Those below win over those above.
 RULES = {
     "pictures": (
@@ -140,9 +140,9 @@ RULES = {
         Rule({"max_len": 128}, "the beginning of a text says enough for its class"),
         *_by_samples(
             {1000: {"epochs": 10}, 8000: {"epochs": 5}, ALL: {"epochs": 3}},
-            "all of it is trained; more epochs change little", _has_time, but=LENGTHS,
+            "all of it is trained; more epochs change little", _has_time, but=WAYS,
         ),
-        Rule({"lr": 1e-4}, "for small encoders", _has_time, OPTIMIZER),
+        Rule({"lr": 1e-4}, "for small encoders", _has_time, (*OPTIMIZER, *WAYS)),
         Rule(
             {"freeze_backbone": True},
             "there is no time to train more than the head",
