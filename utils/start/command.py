@@ -63,7 +63,7 @@ def as_entry(argv: list[str]) -> tuple[str, list[str]]:
     that. Raises UserError."""
     given = {canonical_name(word.split("=")[0]) for word in argv if word.startswith("-")}
     if not (argv and argv[0]) or argv[0].startswith("-"):  # "": a variable that is not set
-        if argv[0] and not {"resume", *NOT_MANUAL} & given:
+        if argv[:1] not in ([], [""]) and not {"resume", *NOT_MANUAL} & given:
             words = ["--config", os.path.relpath(MANUAL), *argv]
             entry = ENTRIES["pictures"]
             command = as_called(f"python {entry}.py {shlex.join(words)}")
