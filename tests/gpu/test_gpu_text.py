@@ -14,6 +14,7 @@ from utils.data.texts.equal_tokens import EqualTokensLoader
 from utils.data.texts.loader import TextLoader
 from utils.mixup.mixing import Mixing
 from utils.models import transformer
+from utils.models.encoder import Encoder
 from utils.models.transformer import Transformer
 from utils.training.evaluation import evaluate
 from utils.training.objective import Classification, Precision
@@ -70,6 +71,27 @@ def test_packed_attention_equals_padded(monkeypatch, pooling, dtype):
     for one in results[:2]:
         for a, b in zip(one, results[2], strict=True):
             assert (a - b).norm() <= 0.05 * b.norm() + 1e-4
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+def test_an_encoder_by_packed_attention(monkeypatch, kind):
+    """As on the CPU in float32; ModernBERT's layers have a window."""
+    small_encoders = pytest.importorskip("small_encoders")  # needs transformers
+    used, kernel = [], torch_varlen.varlen_attn
+    monkeypatch.setattr(
+        torch_varlen,
+        "varlen_attn",
+        lambda *given, **options: used.append(1) or kernel(*given, **options),
+    )
+    sizes = {"hidden_size": 64, "max_position_embeddings": 64}
+    ours = Encoder(small_encoders.model(kind, 500, **sizes), 3, max_len=48, end=499).eval()
+    batches = [next(iter(data(device).epoch(0))) for device in (CPU, CUDA)]
+    with torch.no_grad():
+        expected = ours(batches[0].inputs)
+        with torch.autocast("cuda", torch.bfloat16):
+            found = ours.to(CUDA)(batches[1].inputs).float().cpu()
+    assert len(used) == 2
+    assert (found - expected).norm() <= 0.05 * expected.norm() + 1e-3
 
 
 @pytest.mark.parametrize("mixup_at", ["sentence", "embeddings"])

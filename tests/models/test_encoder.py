@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import small_encoders
 import torch
+from fake_cuda import fake_cuda
 
 from utils.models.encoder import Encoder, StaticEmbeddings, StaticEncoder, add_adapters, with_end
 from utils.packed import pack
@@ -46,6 +47,19 @@ def test_equals_each_text_alone(kind, packs, pooling):
     with torch.no_grad():
         for inputs in (packed, grid):
             torch.testing.assert_close(model.features(inputs), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "mpnet"])
+def test_no_wait_on_a_gpu(kind):
+    pad = small_encoders.FURTHER[kind].get("pad_token_id", 0)
+    model = Encoder(small_encoders.model(kind), 3, max_len=40, pad=pad, end=END)
+    lengths = np.array(LENGTHS)
+    with fake_cuda() as gpu:
+        device = torch.device("cuda", 0)
+        batch = pack(np.arange(lengths.sum()) + 5, np.cumsum([0, *lengths[:-1]]), lengths, device)
+        model.to(device)
+        with gpu.watched(), torch.autocast("cuda", torch.bfloat16):
+            model(batch).float().sum().backward()
 
 
 def test_gradients_are_those_of_a_padded_batch():
