@@ -26,7 +26,7 @@ from utils.check.context import (
     amount,
     part_of_check,
 )
-from utils.check.links import expected, transports
+from utils.check.links import expected
 from utils.check.ranks import check_versions, folder_problem, judge, show_ranks
 from utils.check.run_check import add_findings_of_other_ranks, check_memory
 from utils.distributed import collectives
@@ -114,24 +114,6 @@ def test_collectives_are_judged_by_the_link():
     assert verdict == FAILS and "broadcast reaches 20 GB/s where the link gives 450 GB/s" in text
     assert [verdict for verdict, _ in judge([late], link)] == [NOTE, OK]
     assert judge([slow], expected([rank(kind="cpu")]))[0][0] == SKIPPED
-
-
-NCCL_LOG = """\
-node1:8:8 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.1<0>
-node1:8:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
-node1:8:9 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM
-node1:8:9 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/IB/0/GDRDMA
-node1:8:9 [0] NCCL INFO Channel 01/0 : 1[1] -> 2[0] [send] via NET/IB/1/GDRDMA
-"""
-
-
-def test_the_log_of_nccl_says_what_it_uses():
-    devices, ways = transports(NCCL_LOG)
-    assert devices == ["IB: mlx5_0:1/IB mlx5_1:1/IB"]
-    assert ways == {"P2P/CUMEM": 2, "NET/IB/GDRDMA": 2}
-    socket = "x [1] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>\n"
-    assert transports(socket + socket) == (["Socket: eth0:10.0.0.1"], {})
-    assert transports("") == ([], {})
 
 
 # ---- this process -------------------------------------------------------------------------------

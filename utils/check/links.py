@@ -1,7 +1,5 @@
-"""What the links between the ranks should give, and what NCCL says that it uses."""
+"""What the links between the ranks should give."""
 
-import re
-from collections import Counter
 from dataclasses import dataclass
 
 # The longest that a small collective should take, in seconds: assumed, with some room.
@@ -71,16 +69,3 @@ def _between(rank: dict) -> tuple[float | None, str]:
     if speed:
         return speed, f"Ethernet by {network['interface']}"
     return None, f"the system does not tell the speed of {network['interface']}"
-
-
-def transports(log: str) -> tuple[list[str], dict[str, int]]:
-    """(network devices, {transport: how many channels use it}) of a log of NCCL with
-    NCCL_DEBUG=INFO: lines such as "NET/IB : Using [0]mlx5_0:1/IB" and "... via P2P/CUMEM"."""
-    used = []
-    for kind, listed in re.findall(r"NET/(\w+) : Using (.*)", log):
-        names = re.findall(r"\[\d+\]([^\s;\[<]+)", listed)  # [0]mlx5_0:1/IB [1]mlx5_1:1/IB
-        used.append(f"{kind}: {' '.join(names)}")
-    ways = re.findall(r"via ((?:P2P|SHM|NET/\w+)\S*)", log)
-    # NET/IB/3/GDRDMA: by the fourth device.
-    counts = Counter(re.sub(r"/\d+(?=/|$)", "", way) for way in ways)
-    return list(dict.fromkeys(used)), dict(counts)

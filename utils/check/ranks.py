@@ -19,7 +19,7 @@ from .arithmetic import (
     slowest,
 )
 from .context import FAILS, NETWORK, NOTE, OK, SKIPPED, Check, amount
-from .links import ENOUGH, Expected, expected, transports
+from .links import ENOUGH, Expected, expected
 
 CLOCKS = 2.0  # seconds by which the clocks of hosts may differ: see docs/distributed.md
 SLOW = 0.7  # a GPU below this part of the median speed fails the check
@@ -89,23 +89,6 @@ def check_collectives(check: Check) -> None:
     check.report.table(rows)
     for verdict, text in judge(timings, link):
         check.report.add("collectives", verdict, text)
-
-
-def check_transports(check: Check, log: Path | None) -> None:
-    """What NCCL says that it uses, by its log."""
-    text = ""
-    with contextlib.suppress(OSError):  # without GPUs, or with a log of the user's own
-        text = log.read_text(errors="replace") if log else ""
-    told = check.run.exchange.gather_json(transports(text))
-    devices = list(dict.fromkeys(name for names, _ in told for name in names))
-    ways = sum((Counter(ways) for _, ways in told), Counter())
-    check.report.facts["nccl"] = {"devices": devices, "channels": ways}
-    if devices or ways:
-        used = ", ".join(f"{way} ({count} channels)" for way, count in ways.most_common())
-        check.report.add("NCCL", OK, f"uses {'; '.join(devices) or 'no network'}; {used}")
-    if any("Socket" in way for way in ways) and check.own["network"]["infiniband"]:
-        text = "uses Ethernet, though there is InfiniBand: are its libraries in the container?"
-        check.report.add("NCCL", NOTE, text)
 
 
 def check_speeds(check: Check) -> None:
