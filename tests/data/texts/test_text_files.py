@@ -118,14 +118,12 @@ def test_the_separator_of_a_file_whose_first_text_has_many_lines(write):
 def test_json_arrays(write):
     objects = [{"class": 1, "text": "good news"}, {"text": "bad [news], {yes}", "class": 2.0}]
     for name in ("x.json", "x.jsonl"):
-        for indent, lines in ((None, (1, 2)), (2, (2, 6))):
+        for indent in (None, 2):
             found = samples(write(f"\n{json.dumps(objects, indent=indent)}\n", name))
-            assert found[0][1:] == GOOD[0][1:] and found[1][1:] == ("2", "bad [news], {yes}")
-            shift = indent is not None  # by the empty line before
-            assert [line for line, *_ in found] == [line + shift for line in lines]
+            assert found == [GOOD[0], (2, "2", "bad [news], {yes}")]
     refused(write('[{"class": 1, "text": "a"}, 2]', "x.json"), "line 2 is not a JSON object")
     refused(write('[{"class": 1, "text": "a"}\n', "x.json"), "line 2 is not valid JSON")
-    refused(write('[{"class": 1, "text": "a"}]\n[]', "x.json"), "line 1 is not a JSON object")
+    refused(write('[{"class": 1, "text": "a"}]\n[]', "x.json"), "line 2 is not valid JSON")
     refused(write("[]", "x.json"), "is empty")
     # An error in the middle is told with its line.
     broken = '[\n {"class": 1, "text": "a"},\n {"class": 1, "text": }\n]'

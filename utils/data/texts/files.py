@@ -35,7 +35,6 @@ _SAMPLE_ROWS = 100  # by which the delimiter is chosen
 _SAMPLE_OBJECTS = 1000  # whose keys are the columns
 _SAMPLE_CHARACTERS = 1 << 20
 _DELIMITERS = ",;\t|"
-_BETWEEN = re.compile(r"[\s,]*")  # two elements of an array
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SEPARATOR = re.compile(r"\"?sep=([^\w\s\"]|\t)\"?\s*", re.IGNORECASE)
 # A quote that is never closed turns the rest of the file into one row. All of it but the first line
@@ -165,7 +164,7 @@ def _unpack(path: Path) -> bytes:
 def _read_json(path: Path, text: str, lines: list[str]) -> Table:
     """The rows of a file with this text, which is divided into `lines`. The columns are the keys of
     the first objects, in the order of their first appearance."""
-    records = _read_array(text)
+    records = _read_array(path, text)
     if records is None:
         numbered = enumerate(lines, 1)
         records = [(number, _parse_json(line)) for number, line in numbered if not line.isspace()]
@@ -176,43 +175,20 @@ def _read_json(path: Path, text: str, lines: list[str]) -> Table:
     return Table(path, rows, len(names), list(names))
 
 
-def _read_array(text: str) -> list[tuple[int, dict | str]] | None:
-    """(line, object, or what is wrong) of each element, up to the first error in the JSON; None if
-    the text is not an array. If all are on one line, they are counted instead."""
-    first, _, rest = text.strip().partition("\n")
-    if not first.startswith("[") or (rest and _is_json(first)):
+def _read_array(path: Path, text: str) -> list[tuple[int, dict | str]] | None:
+    """(number of the element, object or what is wrong); None if the text is not an array. Raises
+    UserError if it begins as one and is not valid JSON."""
+    if not text.lstrip().startswith("["):
         return None
-    records: list[tuple[int, dict | str]] = []
     try:
-        for line, element in _elements(text):
-            number = line if rest else len(records) + 1
-            record = element if isinstance(element, dict) else "is not a JSON object"
-            records.append((number, record))
+        elements = json.loads(text)
     except (ValueError, RecursionError) as error:
-        line = getattr(error, "lineno", None) or text.count("\n") + 1
-        records.append((line, _not_json(error)))
-    return records
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _elements(text: str) -> Iterator[tuple[int, object]]:
-    """(line, element) of the array that `text` is. Raises ValueError if it is none."""
-    decoder, line, before = json.JSONDecoder(), 1, 0
-    start = _BETWEEN.match(text, text.index("[") + 1).end()
-    while not text.startswith("]", start):
-        line, before = line + text.count("\n", before, start), start
-        element, end = decoder.raw_decode(text, start)
-        yield line, element
-        start = _BETWEEN.match(text, end).end()
-    if text[start + 1 :].strip():
-        raise ValueError("more than an array")
+        line = getattr(error, "lineno", 1)
+        raise UserError(f"{path}: line {line} {_not_json(error)}: correct the file") from error
+    return [
+        (number, element if isinstance(element, dict) else "is not a JSON object")
+        for number, element in enumerate(elements, 1)
+    ]
 
 
 def _parse_json(text: str) -> dict | str:
