@@ -31,9 +31,8 @@ KINDS = {
     ".txt": "txt",
 }
 MAX_UNPACKED_BYTES = 8 << 30  # of a .gz, which may unpack to a thousand times its size
-_SAMPLE_ROWS = 100  # by which the delimiter is chosen
+_SAMPLE_ROWS, _SAMPLE_LINES = 100, 10_000  # by which the delimiter is chosen
 _SAMPLE_OBJECTS = 1000  # whose keys are the columns
-_SAMPLE_CHARACTERS = 1 << 20
 _DELIMITERS = ",;\t|"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SEPARATOR = re.compile(r"\"?sep=([^\w\s\"]|\t)\"?\s*", re.IGNORECASE)
@@ -238,7 +237,7 @@ def _read_delimited(path: Path, lines: list[str], delimiter: str | None) -> Tabl
     if delimiter is None and lines and (given := _SEPARATOR.fullmatch(lines[0])):
         delimiter, lines = given[1], ["\n", *lines[1:]]
     if delimiter is None:
-        delimiter = _choose_delimiter(_head(lines))
+        delimiter = _choose_delimiter(lines[:_SAMPLE_LINES])
     rows = list(_parse(lines, delimiter))
     columns = _columns(rows)
     if _bad(rows, columns):
@@ -248,16 +247,6 @@ def _read_delimited(path: Path, lines: list[str], delimiter: str | None) -> Tabl
         if _bad(plain, _columns(plain)) < _bad(rows, columns):
             rows, columns = plain, _columns(plain)
     return Table(path, [_check_row(row, columns) for row in rows], columns, None, delimiter)
-
-
-def _head(lines: list[str]) -> list[str]:
-    """The first lines, which have enough rows to guess by, even if each is of many lines."""
-    characters = 0
-    for count, line in enumerate(lines):
-        characters += len(line)
-        if count >= _SAMPLE_ROWS and characters > _SAMPLE_CHARACTERS:
-            return lines[:count]
-    return lines
 
 
 def _check_row(row: Row, columns: int) -> Row:
