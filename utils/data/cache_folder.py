@@ -114,6 +114,16 @@ def put_in_place(temporary: Path, folder: Path, is_whole: Callable[[], bool]) ->
     raise OSError(errno.EBUSY, f"other processes keep changing {folder.name}")
 
 
+def require_space(folder: Path, needed: int, what: str) -> None:
+    """Raises UserError if there is no room in the folder for `needed` bytes of `what`."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(
+            f"{what} needs {needed / 1e6:,.0f} MB and {folder} has {free / 1e6:,.0f} MB free: free "
+            "some space, or choose another folder with --cache_dir"
+        )
+
+
 def write_array(path: Path, array: np.ndarray) -> None:
     """Writes a new file and flushes it to disk. Raises OSError, with its number: that of np.save
     has none."""

@@ -1,6 +1,7 @@
 """The cache of decoded pictures: reused, rebuilt when files change, and never incomplete."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -151,15 +152,13 @@ def test_cache_that_cannot_be_written(tree, tmp_path):
 
 def test_too_little_room_is_said_before_decoding(tree, monkeypatch, no_decoding):
     no_decoding()
-    monkeypatch.setattr(
-        image_cache.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1_000_000})
-    )
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1_000_000}))
     refused(tree, "needs 48 MB", "1 MB free", "--cache_dir", "--image_size", image_size=1000)
 
 
 def test_a_disk_that_fills_up_while_decoding(tree, tmp_path, monkeypatch):
     with small_disk(tmp_path / "disk", "1M") as disk:
-        monkeypatch.setattr(image_cache, "_check_space", lambda *_: None)
+        monkeypatch.setattr(image_cache, "require_space", lambda *_: None)
         refused(tree, "No space left on device", "--cache_dir", cache_dir=disk, image_size=500)
         assert not list(disk.iterdir())
         load(tree, cache_dir=disk)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 
 import numpy as np
@@ -106,7 +107,7 @@ def test_a_split_called_valid(tmp_path, layout):
 def test_one_of_several_configurations_must_be_named(tmp_path, layout):
     for name in "fedcba":
         write(tmp_path / "set" / layout.format(name), {"image": PICTURES, "label": LABELS})
-    wanted = "6 configurations of a data set (a, b, c, d, e, ...): give the folder of one, as in "
+    wanted = "6 configurations of a data set: give the folder of one, as in "
     refused(tmp_path / "set", wanted + f"--data_dir {tmp_path / 'set' / 'a'}", test_fraction=0.5)
     assert len(load("parquet", tmp_path / "set" / "b", test_fraction=0.5).train) == 3
 
@@ -195,7 +196,7 @@ def test_it_makes_no_difference_which_process_has_unpacked_a_file(tmp_path):
 def test_there_must_be_room(tmp_path, monkeypatch):
     write(tmp_path / "set" / "train.parquet", {"image": PICTURES, "label": LABELS})
     usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr(parquet.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     refused(tmp_path / "set", "0 MB free", "--cache_dir", test_fraction=0.5)
 
 

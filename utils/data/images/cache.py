@@ -12,7 +12,6 @@ import hashlib
 import io
 import json
 import os
-import shutil
 import zlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,7 +24,7 @@ from PIL import Image
 from ...errors import UserError
 from ...files import write_synced
 from ...plural import counted
-from ..cache_folder import built, write_array
+from ..cache_folder import built, require_space, write_array
 from ..progress import progress_bar
 from .decode import decode_all, in_threads, strict_pillow, unreadable
 from .decoded import DecodedSplit, channel_statistics, content_fingerprint
@@ -109,7 +108,8 @@ def build_cache(
     """
 
     def write(temporary: Path) -> None:
-        _check_space(folder.parent, sources, size)
+        pixels = sum(len(one.labels) * (one.channels * size**2 + 8) for one in sources.values())
+        require_space(folder.parent, pixels, f"the cache of pictures of --image_size {size}")
         _write(temporary, sources, classes, request, size)
 
     return built(folder, lambda: open_cache(folder), write, "the cache of decoded pictures")
@@ -191,20 +191,6 @@ def _write_header(file: io.BufferedIOBase, shape: tuple[int, ...]) -> None:
     np.lib.format.write_array_header_1_0(
         file, {"descr": "|u1", "fortran_order": False, "shape": shape}
     )
-
-
-def _check_space(parent: Path, sources: dict[str, Source], image_size: int) -> None:
-    sizes = [
-        len(source.labels) * (source.channels * image_size**2 + 8) for source in sources.values()
-    ]
-    needed = sum(sizes) + (1 << 16)
-    free = shutil.disk_usage(parent).free
-    if free < needed:
-        raise UserError(
-            f"the cache of decoded pictures needs {needed / 1e6:,.0f} MB and {parent} has "
-            f"{free / 1e6:,.0f} MB free: free some space, choose another folder with --cache_dir, "
-            "or a smaller --image_size"
-        )
 
 
 # ---- decoded pictures at another size than their own: --image_size ------------------------------

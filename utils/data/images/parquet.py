@@ -21,10 +21,9 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import tarfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +33,7 @@ from ...errors import UserError, one_line
 from ...files import reason, sync_folder
 from ...machine.packages import require
 from ...plural import counted
-from ..cache_folder import LOCK, remove_abandoned, temporary_folder
+from ..cache_folder import LOCK, remove_abandoned, require_space, temporary_folder
 from ..progress import progress_bar
 from .csv_lists import LABEL_NAMES, known_columns
 from .encoded_data import load_encoded
@@ -189,7 +188,7 @@ def _unpack_all(
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 remove_abandoned(folder)
                 todo = {root / name: path for name, path in unpacked.items() if not path.exists()}
-                _check_space(folder, root, todo)
+                require_space(folder, sum(map(_unpacked_size, todo)), f"unpacking {root}")
                 if todo:  # else another process has unpacked them meanwhile
                     _unpack(todo, columns, request)
                     sync_folder(folder)
@@ -207,17 +206,9 @@ def _unpacked_name(root: Path, name: str, columns: Columns) -> str:
     return f"{Path(name).stem}-{key[:16]}.tar"
 
 
-def _check_space(folder: Path, root: Path, todo: Iterable[Path]) -> None:
-    needed = 0
-    for path in todo:
-        with _opened(path) as file:
-            needed += os.stat(path).st_size + HEADERS * file.metadata.num_rows
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise UserError(
-            f"the pictures in {root} need {needed / 1e6:,.0f} MB unpacked, and {folder} has "
-            f"{free / 1e6:,.0f} MB free: free some space, or choose another folder with --cache_dir"
-        )
+def _unpacked_size(path: Path) -> int:
+    with _opened(path) as file:
+        return os.stat(path).st_size + HEADERS * file.metadata.num_rows
 
 
 def _unpack(todo: dict[Path, Path], columns: Columns, request: PictureRequest) -> None:
@@ -262,8 +253,6 @@ def _ending(picture: bytes) -> str:
 # A configuration is a variant of a data set, such as a selection of its classes; the hub gives each
 # a folder.
 
-NAMED = 5  # configurations in a message
-
 
 def configuration_folder(root: Path) -> Path:
     """`root`, or the folder in it that has the folders of the splits.
@@ -277,14 +266,11 @@ def configuration_folder(root: Path) -> Path:
         return root
     names = sorted({parts[0] for parts in files})
     if len(names) > 1:
-        more = ", ..." if len(names) > NAMED else ""
         raise UserError(
-            f"{root} has {len(names)} configurations of a data set ({', '.join(names[:NAMED])}"
-            f"{more}): give the folder of one, as in --data_dir {root / names[0]}"
+            f"{root} has {len(names)} configurations of a data set: give the folder of one, as in "
+            f"--data_dir {root / names[0]}"
         )
-    if any(len(parts) == 3 for parts in files):
-        return configuration_folder(root / names[0])
-    return root
+    return root / names[0] if any(len(parts) == 3 for parts in files) else root
 
 
 def is_partial(name: str) -> bool:
