@@ -57,7 +57,8 @@ def _on_looks(train, form: Form) -> list[str]:
     if len(flat) > FEW * len(rows):
         notes.append(
             f"{len(flat):,} {of_all} come out of one colour or nearly so, such as "
-            f"{_name(flat[0])}: {_cause(flat, form)}"
+            f"{_name(flat[0])}: if they have 16-bit values, --white_level is the largest of these; "
+            "if they are transparent, see --transparency; else look at them"
         )
     elif len(different) <= len(rows) / 2:
         repeats = len(rows) - len(different)
@@ -69,28 +70,6 @@ def _on_looks(train, form: Form) -> list[str]:
             "--resize_mode squash or letterbox keeps all"
         )
     return notes
-
-
-def _cause(flat: list, form: Form) -> str:
-    """Likely cause and remedy of pictures that come out of one colour."""
-    transparent, values = 0, []
-    for file in flat:
-        with contextlib.suppress(Exception), open_image(file) as image:
-            transparent += image.has_transparency_data
-            values += image.getextrema() if image.mode.startswith("I") else ()
-    if any(values):
-        low, high = min(values), max(values)
-        remedy = f"try --white_level {max(255, (1 << high.bit_length()) - 1)}"
-        if low > high / 4:
-            remedy = "subtract the least, and save what is left so that it uses 0 to 65,535"
-        return f"they have 16-bit values of {low:,} to {high:,} alone: {remedy}"
-    if transparent:
-        others = {"white", "black", "dropped"} - {form.transparency}
-        return (
-            f"they are transparent, with --transparency {form.transparency}: try --transparency "
-            f"{' or '.join(sorted(others, reverse=True))}"
-        )
-    return "look at them, and remove them if there is nothing to be seen"
 
 
 def _on_repeats(name: str, tested, trained) -> list[str]:
