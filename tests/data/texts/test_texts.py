@@ -75,15 +75,15 @@ def test_numbers_are_sorted_as_numbers_and_take_the_names_beside_them(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "names", "expected", "note"),
     [
-        ("12", "Money Sport Tech", "1 2", "leave only the 2 names of the classes from 1 on"),
+        ("12", "Money Sport Tech", "1 2", "for the whole numbers from 1 to 2"),
         ("12", "Money Sport", "Money Sport", "whose first line is class 1"),
         ("02", "Money Sport Tech News", "Money Tech", "whose first line is class 0"),
-        ("12", "Money Sport Tech News", "1 2", "leave only the 2 names"),
-        ("13", "Money Sport", "1 3", "it has 2 names, and class 3 needs 3"),
-        ("03", "Money Sport Tech", "0 3", "it has 3 names, and class 3 needs 4"),
-        ("12", "Money Money", "1 2", "it has 'Money' twice"),
+        ("12", "Money Sport Tech News", "1 2", "for the whole numbers from 1 to 2"),
+        ("13", "Money Sport", "1 3", "from 1 to 3"),
+        ("03", "Money Sport Tech", "0 3", "from 0 to 3"),
+        ("12", "Money Money", "1 2", "it needs a name of its own on each line"),
         ("12", "\udce9 b", "1 2", "line 1 is not UTF-8: name the file's encoding"),
-        (["1.0", "2.0"], "Money Sport", "1.0 2.0", "write the classes as whole numbers, not 1.0"),
+        (["1.0", "2.0"], "Money Sport", "1.0 2.0", "for the whole numbers from 1 to 2"),
         ("ab", "Money Sport", "a b", None),
     ],
 )

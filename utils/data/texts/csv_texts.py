@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import Faults, UserError
-from ...plural import counted
 from ..groups import Groups, groups_of
 from ..splits import TEST_SEED, split_off
 from .files import file_kind, read_text_file
@@ -109,22 +108,14 @@ def class_names(
     except UserError as error:
         return classes, f"{unused}{error}"
     names = [name for line in lines if (name := line.strip())]
-    other = next((name for name in classes if not name.isdecimal()), None)
-    if other is not None:
-        return classes, unused + f"write the classes as whole numbers, not {other}"
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated is not None:
-        return classes, unused + f"it has {repeated[:40]!r} twice"
-    largest = int(classes[-1])
-    first = 0 if int(classes[0]) == 0 else 1
-    needed = largest + 1 - first
-    if len(names) < needed:
-        has = counted(len(names), "name")
-        return classes, unused + f"it has {has}, and class {largest} needs {needed}"
-    if first == 1 and len(names) > needed:
+    numbers = [int(whole_number(name)) for name in classes]
+    first, largest = min(1, *numbers), max(numbers)
+    missing = largest + 1 - first - len(names)  # below 0: too many, which are right from class 0 on
+    plain = all(map(str.isdecimal, classes)) and len(set(names)) == len(names)
+    if not plain or missing > 0 or (missing and first):
         return classes, unused + (
-            f"its first line may be class 0 or class 1, leave only the {counted(largest, 'name')} "
-            "of the classes from 1 on"
+            f"it needs a name of its own on each line, for the whole numbers from {first} to "
+            f"{largest}"
         )
     names = [names[int(name) - first] for name in classes]
     return names, (
