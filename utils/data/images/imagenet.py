@@ -13,15 +13,13 @@ from pathlib import Path
 from ...errors import UserError
 from ...files import reason
 from ...plural import counted
-from .split_names import SPLITS, VAL
+from .split_names import SPLITS
 
 # Lines "n01440764 tench, Tinca tinca": the folder of a class, and its name.
 SYNSETS = ("LOC_synset_mapping.txt", "synset_words.txt", "words.txt")
 # Lines of a file's name (with or without its ending) and its class, as the name of its folder or
 # its number among the sorted folders, then perhaps more; between commas, tabs or blanks.
 MAPPINGS = ("{}.txt", "{}.csv", "{}_annotations.txt", "LOC_{}_solution.csv")
-# Lines of a class alone, in the order of the sorted files.
-IN_ORDER = ("imagenet_2012_validation_synset_labels.txt", "synset_labels.txt")
 
 
 class NoClasses(UserError):
@@ -82,28 +80,13 @@ def flat_labels(root: Path, split: str, files: Sequence[str], classes: Sequence[
     for path in (place / pattern for place in places for pattern in patterns):
         if any(named := _listed(path, text_lines(path), files, known)):  # else it has other columns
             return _numbers(path, named, files, known)
-    if split == "test" and any(_is_flat(root / word) for word in VAL):
-        places = [root / split]  # a file beside both folders is of val/
-    for path in (place / name for place in places for name in IN_ORDER):
-        if lines := text_lines(path):
-            if len(lines) != len(files):
-                raise UserError(
-                    f"{path} has {counted(len(lines), 'line')} for "
-                    f"{counted(len(files), 'picture')} in {root / split}: one of the two is not "
-                    "complete"
-                )
-            return _numbers(path, [line.strip() for line in lines], files, known)
     mappings = ", ".join(pattern.format(split) for pattern in MAPPINGS)
     raise NoClasses(
         f"{root / split} has pictures and no class folders: make a folder for each class, or add "
-        f"a file with the class of each picture, named {mappings} or {IN_ORDER[0]}; or move the "
-        "folder away if its classes are not known",
+        f"a file with the class of each picture, named {mappings}; or move the folder away if its "
+        "classes are not known",
         len(files),
     )
-
-
-def _is_flat(folder: Path) -> bool:
-    return folder.is_dir() and not any(path.is_dir() for path in folder.iterdir())
 
 
 def _listed(

@@ -11,7 +11,6 @@ from ...errors import UserError
 
 # Roboflow exports valid/, Keras' examples have validation/.
 SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-VAL = tuple(word for word, split in SPLITS.items() if split == "val")
 # The usual endings of pictures, for a first look at a folder, which imports no decoder.
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".heic", ".tif", ".tiff", ".webp")
 ENDINGS = (".csv", ".tsv")  # of lists
