@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -19,7 +20,6 @@ FORMATS = (
 )
 # Endings of pictures that need another package, or that nothing here reads.
 _HEIF, _HEIF_REMEDY = (".heic", ".heif", ".hif"), "pip install pi-heif, or convert to JPEG"
-_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _UNREAD = (
     *(*_HEIF, ".3fr", ".arw", ".avif", ".cr2", ".cr3", ".crw", ".dcm", ".dng", ".exr", ".hdr"),
     *(".jxl", ".jxr", ".nef", ".orf", ".pef", ".psd", ".raf", ".raw", ".rw2", ".srw", ".svg"),
@@ -32,27 +32,7 @@ def open_image(source: str | BinaryIO) -> Image.Image:
     # Opening a pipe would block.
     if isinstance(source, str) and not stat.S_ISREG(os.stat(source).st_mode):
         raise ValueError("not a regular file")
-    try:
-        return Image.open(source, formats=_known_formats())
-    except Image.UnidentifiedImageError:
-        head = _head(source)
-        if head[4:8] != b"ftyp" or head[8:] not in _HEIF_BRANDS:
-            raise
-    try:
-        import pi_heif
-    except ImportError:
-        raise ValueError(f"HEIC: {_HEIF_REMEDY}") from None
-    pi_heif.register_heif_opener()
-    _known_formats.cache_clear()
     return Image.open(source, formats=_known_formats())
-
-
-def _head(source: str | BinaryIO) -> bytes:
-    if isinstance(source, str):
-        with open(source, "rb") as file:
-            return file.read(12)
-    source.seek(0)
-    return source.read(12)
 
 
 def unread_formats(names: Iterable[str]) -> list[str]:
@@ -69,6 +49,10 @@ def unread_formats(names: Iterable[str]) -> list[str]:
 @functools.cache
 def _known_formats() -> tuple[str, ...]:
     Image.init()
+    with contextlib.suppress(ImportError):
+        import pi_heif
+
+        pi_heif.register_heif_opener()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
