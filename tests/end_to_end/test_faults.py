@@ -228,7 +228,7 @@ def test_val_is_the_test_set_or_with_a_flag_the_validation_split(capfd, fails):
     assert main([*folder, "--output", "run"]) == 0
     out = capfd.readouterr().out
     assert "note: val/ is used as the test set" in out and "test accuracy" in out
-    assert "note: 1 file passed over, which cannot be read as pictures: " in out
+    assert "note: 1 file passed over, which are no pictures by their names: " in out
     more = ["--max_steps", "9", "--early_stop_patience", "3", "--output", "other"]
     assert "--val_is_validation, which uses val/" in fails(*folder, *more)
     more.append("--val_is_validation")

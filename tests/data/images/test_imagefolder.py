@@ -19,7 +19,7 @@ from PIL import BmpImagePlugin, Image
 
 from utils.data.images import cache as image_cache
 from utils.data.images import decode as decode_module
-from utils.data.images import decoded, file_formats, imagefolder, listing, scanning
+from utils.data.images import decoded, file_formats, listing, scanning
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -194,31 +194,16 @@ def test_nested_folders_links_and_files_to_ignore(tree):
     assert np.array_equal(data.train.images[4], noise(8, 99))  # more/... < zz/...
     assert np.array_equal(data.train.images[5], noise(8, 98))
     assert data.skipped == 0 and data.notes == [
-        "6 files passed over, which cannot be read as pictures: cat/.DS_Store, ..."
+        "6 files passed over, which are no pictures by their names: cat/.DS_Store, ..."
     ]
 
 
-def test_a_picture_may_have_any_name(tree):
-    for number, name in enumerate(("zz", "zz.photo")):
-        Image.fromarray(noise(8, number)).save(tree / "train" / "cat" / name, format="png")
+def test_a_picture_needs_no_ending(tree):
+    Image.fromarray(noise(8, 1)).save(tree / "train" / "cat" / "zz", format="png")
     data = load(tree)
-    assert len(data.train.labels) == 10 and data.notes == []
+    assert len(data.train.labels) == 9 and data.notes == []
     (tree / "train" / "dog" / "zz").write_text("no ending that says that it is no picture")
     refused(tree, "zz", "not a readable picture")
-
-
-def test_texts_beside_pictures_are_not_opened(tree, monkeypatch):
-    for name in ("1.txt", "2.JSON", "3.xml", "4.csv", "5.md", "6.yaml"):
-        (tree / "train" / "cat" / name).write_text("about the pictures")
-    opened = imagefolder.open_image
-    names = []
-    monkeypatch.setattr(
-        imagefolder, "open_image", lambda path: names.append(Path(path).name) or opened(path)
-    )
-    (tree / "train" / "cat" / "7.other").write_text("perhaps a picture")
-    notes = load(tree).notes
-    assert notes == ["7 files passed over, which cannot be read as pictures: cat/1.txt, ..."]
-    assert names == ["7.other"]
 
 
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(500)
@@ -229,7 +214,7 @@ def test_pictures_in_formats_that_are_not_read_are_named(tree):
     for name, content in {"a.HEIC": HEIC, "b.heic": HEIC, "c.NEF": b"raw", "d.txt": b""}.items():
         (cat / name).write_bytes(content)
     assert load(tree).notes == [
-        "4 files passed over, which cannot be read as pictures: cat/a.HEIC, ...; 2 .heic (pip "
+        "4 files passed over, which are no pictures by their names: cat/a.HEIC, ...; 2 .heic (pip "
         "install pi-heif, or convert to JPEG); 1 .nef (convert to JPEG or PNG)"
     ]
     for path in cat.glob("*.png"):

@@ -22,7 +22,7 @@ from ...errors import Faults, UserError
 from ...plural import counted
 from ..class_names import by_form, merged_note
 from .decode import strict_pillow, unreadable
-from .file_formats import open_image, picture_endings, unread_formats
+from .file_formats import picture_endings, unread_formats
 from .image_data import ImageData, PictureRequest
 from .imagenet import NoClasses, class_names, flat_labels
 from .listing import Listing, check_test_fraction, load_listings
@@ -33,16 +33,14 @@ from .split_names import PICTURES, SPLITS, by_split, is_ignored
 LAYOUT = "expected train/<class>/, perhaps with test/<class>/ or val/<class>/, <class>/, or a list"
 SHOWN = 5  # classes in a message
 CHECKED = 1000  # pictures of a split that are read where something else is wrong already
-# What often lies beside pictures. Opening each at every start would take 60 us.
-_TEXTS = {".txt", ".json", ".xml", ".csv", ".md", ".yaml", ".yml"}
 
 
 def load_imagefolder(name: str, request: PictureRequest) -> ImageData:
     """The tree at `data_dir`, loaded by `load_listings`.
 
     val/ is the validation split if there is test/ with classes, else the test set. Files that are
-    no pictures by their names and contents are passed over and counted; one that has the name of a
-    picture and cannot be decoded is an error.
+    no pictures by their names are passed over and counted; one that has the name of a picture and
+    cannot be decoded is an error.
 
     Raises:
         UserError: the tree has another layout, or see `load_listings`.
@@ -53,8 +51,8 @@ def load_imagefolder(name: str, request: PictureRequest) -> ImageData:
     else:
         listings = list_tree(data_dir, request.test_fraction, cache_dir)
     if strays := [stray for listing in listings.values() for stray in listing.strays]:
-        count = f"{counted(len(strays), 'file')} passed over, which cannot be read as pictures: "
-        count += f"{strays[0]}{', ...' * (len(strays) > 1)}"
+        count = f"{counted(len(strays), 'file')} passed over, which are no pictures by their "
+        count += f"names: {strays[0]}{', ...' * (len(strays) > 1)}"
         [*listings.values()][-1].notes.append("; ".join([count, *unread_formats(strays)]))
     data = load_listings(name, listings, request)
     return replace(data, classes=classes or class_names(data_dir, data.classes))
@@ -268,14 +266,6 @@ def _folders(root: Path, cache_dir: Path) -> list[str]:
 
 
 def is_stray(path: str) -> bool:
-    """Whether a file has another ending than pictures have, and is none."""
+    """Whether a file has another ending than pictures have."""
     ending = os.path.splitext(path)[1].lower()
-    if not ending or ending in picture_endings():
-        return False
-    if ending in _TEXTS:
-        return True
-    try:
-        with strict_pillow(), open_image(path):
-            return False
-    except Exception:  # a damaged file can make Pillow raise any exception
-        return True
+    return bool(ending) and ending not in picture_endings()
