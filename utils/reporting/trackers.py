@@ -261,16 +261,8 @@ def run_id(folder: Path) -> str:
 
 
 def wandb_options(settings_class, options: dict) -> dict:
-    """The options that this version of wandb.Settings has, as it spells them: before 0.19, an
-    underscore stood in place of the prefix x_."""
-    known = getattr(settings_class, "model_fields", None) or settings_class.__annotations__
-    found = {}
-    for key, value in options.items():
-        for spelling in (key, key.removeprefix("x")):
-            if spelling in known:
-                found[spelling] = value
-                break
-    return found
+    """The options that this version of wandb.Settings has."""
+    return {key: value for key, value in options.items() if key in settings_class.model_fields}
 
 
 @contextlib.contextmanager
