@@ -4,6 +4,8 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
+from operator import mul
 from pathlib import Path
 
 from ..files import replace_file
@@ -74,6 +76,8 @@ def draw_curves(
         axis.grid(alpha=0.3)
         axis.set_xlim(0, max(last * 1.02, 1e-9) if last else 1)
         _mark_events(axis, records)
+        if axis.get_legend() is None and axis.get_legend_handles_labels()[0]:
+            axis.legend(**LEGEND)
     figure.suptitle(title, fontsize=10, parse_math=False)
     save_figure(figure, path)
 
@@ -88,53 +92,46 @@ def save_figure(figure, path: Path) -> None:
 # ---- the panels -------------------------------------------------------------------------------
 
 
+def _plot(axis, curve: tuple[list, list], **style) -> None:
+    """A line, with markers where there are few points; nothing if there are none."""
+    x, y = curve
+    if y:
+        marker = {"marker": "o" if len(y) <= MARKED_POINTS else None, "ms": 3 if len(y) > 1 else 6}
+        axis.plot(x, y, **({"lw": 1.5} | marker | style))
+
+
 def _draw_figure(axis, records: list[dict], key: str, best: float | None) -> None:
     """Loss or accuracy of every split."""
     unit, digits, better = ("", 3, min) if key == "loss" else (" %", 2, max)
     weighted = f"{key}_weighted"  # by lambda, on mixed training samples
-    keys = {"train": weighted if any(weighted in r for r in records) else key}
-    names = {"train": "train (weighted by lambda)"} if keys["train"] == weighted else {}
-    windows = _curve(_of(records, "train", steps=True), keys["train"])
-    ends = {
-        split: _curve(_of(records, split, steps=False), keys.get(split, key)) for split in COLOURS
-    }
-    label = None
-    if windows[1] and not ends["train"][1]:
-        label = f"{names.get('train', 'train')} {windows[1][-1]:.{digits}f}{unit}, "
-        label += "less than an epoch"
-    marker = "." if len(windows[0]) <= MARKED_POINTS else None
-    axis.plot(*windows, color=COLOURS["train"], alpha=0.25, lw=1, marker=marker, label=label)
+    mixed = any(weighted in r for r in records)
+    windows = _curve(_of(records, "train", steps=True), weighted if mixed else key)
+    _plot(axis, windows, color=COLOURS["train"], alpha=0.25, lw=1)
+    ends = {split: _curve(_of(records, split, steps=False), key) for split in COLOURS}
+    name = {"train": "train (weighted by lambda)"} if mixed else {}
+    if mixed:
+        ends["train"] = _curve(_of(records, "train", steps=False), weighted)
     for split, (x, y) in ends.items():
         if not y:  # the run diverged, or has no such split
             continue
-        label = f"{names.get(split, split)} {y[-1]:.{digits}f}{unit}"
-        if _lost(_of(records, split, steps=False), keys.get(split, key)):
+        label = f"{name.get(split, split)} {y[-1]:.{digits}f}{unit}"
+        if _of(records, split, steps=False)[-1].get(key, 0) is None:
             label = f"{split} not finite after epoch {epoch_text(x[-1])}"
         if len(y) > 1 and split == "val":  # nothing is chosen by the test set
             label += f", best {better(y):.{digits}f}"
-        style = {"marker": "o" if len(y) <= MARKED_POINTS else None, "ms": 3}
-        if len(y) == 1:  # the test set at the end: a point that must be seen
-            style = {"marker": "o", "ms": 7, "ls": "none", "clip_on": False, "zorder": 4}
-        axis.plot(x, y, color=COLOURS[split], label=label, lw=1.5, **style)
+        _plot(axis, (x, y), color=COLOURS[split], label=label)
         if split == "val" and best is not None and best in x:
             axis.plot(
                 best, y[x.index(best)], "*", color=COLOURS[split], mec="black", mew=0.6, ms=11,
                 ls="none", label=f"best epoch {epoch_text(best)}", zorder=3,
             )  # fmt: skip
-    x, y = _curve(_of(records, "train", steps=False), f"{key}_clean")
-    if y:
-        label = f"train, unmixed {y[-1]:.{digits}f}{unit}"
-        axis.plot(x, y, color=COLOURS["train"], ls="--", lw=1, label=label)
+    clean = _curve(_of(records, "train", steps=False), f"{key}_clean")
+    if clean[1]:
+        label = f"train, unmixed {clean[1][-1]:.{digits}f}{unit}"
+        _plot(axis, clean, color=COLOURS["train"], ls="--", lw=1, label=label)
     axis.set_title("loss" if key == "loss" else "accuracy (%)")
     if key == "loss":
         limit_loss(axis, windows, ends)
-        for line in axis.lines:  # a single point may overlap the panel's edge, but not lie outside
-            if not line.get_clip_on() and max(line.get_ydata()) > axis.get_ylim()[1]:
-                line.set_clip_on(True)
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(**LEGEND)
-    else:
-        _say(axis, "no finite figures")
 
 
 def limit_loss(axis, windows, ends) -> None:
@@ -166,11 +163,8 @@ def _draw_measures(axis, records: list[dict], measures: Sequence[Measure]) -> No
         x, y = _curve(_of(records, split, steps=False), measure.name)
         if y:
             fractions = [value / (100 if measure.percent else 1) for value in y]
-            marker = "o" if len(y) <= MARKED_POINTS else None
-            axis.plot(x, fractions, label=measure.text(y[-1]), marker=marker, ms=3, lw=1.5)
+            _plot(axis, (x, fractions), label=measure.text(y[-1]))
     axis.set_title(f"{split}: further measures")
-    if axis.lines:
-        axis.legend(**LEGEND)
 
 
 def _draw_learning_rate(axis, records: list[dict]) -> None:
@@ -179,26 +173,18 @@ def _draw_learning_rate(axis, records: list[dict]) -> None:
     if len(y) < 2:
         x, y = _curve(sorted(records, key=lambda r: r["epoch"]), "lr")
     axis.set_title("learning rate")
-    if not y:
-        _say(axis, "no figures")
-        return
     axis.plot(x, y, color="tab:gray", marker="o" if len(y) == 1 else None)
-    median = sorted(y)[len(y) // 2]
-    if 0 < median < max(y) / 20:
+    if y and 0 < sorted(y)[len(y) // 2] < max(y) / 20:
         axis.set_yscale("log", nonpositive="mask")
-    elif max(y) > 0:
+    elif any(y):
         axis.set_ylim(0, 1.05 * max(y))
 
 
 def _draw_lambda(axis, records: list[dict]) -> None:
     """How much was mixed: the mean of max(lambda, 1 - lambda)."""
-    faint = _curve(_of(records, "train", steps=True), "lambda")
-    x, y = _curve(_of(records, "train", steps=False), "lambda")
-    axis.plot(*faint, color="tab:purple", alpha=0.25, lw=1)
-    if y:
-        style = {"marker": "o" if len(y) <= MARKED_POINTS else None, "ms": 3}
-        axis.plot(x, y, color="tab:purple", lw=1.5, label=f"{y[-1]:.3f}", **style)
-        axis.legend(**LEGEND)
+    _plot(axis, _curve(_of(records, "train", steps=True), "lambda"), color="tab:purple", alpha=0.25)
+    of_epochs = _curve(_of(records, "train", steps=False), "lambda")
+    _plot(axis, of_epochs, color="tab:purple", label="".join(f"{y:.3f}" for y in of_epochs[1][-1:]))
     axis.set_ylim(0.48, 1.02)
     axis.set_title("mean of max(lambda, 1 - lambda)")
 
@@ -209,58 +195,46 @@ def _draw_strength(axis, records: list[dict]) -> None:
         ("strength", "strength of mixing", "tab:purple"),
         ("gap", "gap: 1 - trained / held-out loss", "tab:red"),
     ):
-        x, y = _curve(records, key)
-        steps = {"drawstyle": "steps-post"} if key == "strength" else {}
-        axis.plot(x, y, color=colour, marker="o", ms=3, lw=1.5, label=label, **steps)
+        style = {"drawstyle": "steps-post"} if key == "strength" else {}
+        _plot(axis, _curve(records, key), color=colour, label=label, **style)
     axis.set_ylim(min([-0.05, *(r["gap"] for r in records if _is_finite(r["gap"]))]), 1.05)
-    axis.legend(**LEGEND)
     axis.set_title("--mixup auto")
 
 
 def _draw_rounds(axis, records: list[dict]) -> None:
     """Of local steps: H, and on a second scale how far the workers are from their mean."""
     x, y = _curve(records, "round_steps")
-    axis.plot(x, y, color="tab:brown", drawstyle="steps-post", lw=1.5, label=f"H {y[-1]:,}")
+    axis.plot(x, y, color="tab:brown", drawstyle="steps-post", lw=1.5)
     if max(y) > 20 * min(y):
         axis.set_yscale("log")
     else:
         axis.set_ylim(0, 1.05 * max(y))
         axis.yaxis.get_major_locator().set_params(integer=True)
-    axis.set_ylabel("H, steps", color="tab:brown")
+    axis.set_ylabel(f"H, steps; now {y[-1]:,}", color="tab:brown")
     x, y = _curve(records, "worker_distance")
     if any(y):
         other = axis.twinx()
-        percent = [100 * value for value in y]
-        other.plot(x, percent, color="tab:cyan", lw=1, label=f"distance {percent[-1]:.2g} %")
+        other.plot(x, [100 * value for value in y], color="tab:cyan", lw=1)
         other.set_ylim(bottom=0)
-        other.set_ylabel("workers from their mean, %", color="tab:cyan")
-        # All in the legend of one panel, which would otherwise lie under the other's lines.
-        handles = [*axis.get_lines(), *other.get_lines()]
-    else:
-        other, handles = axis, axis.get_lines()
-    other.legend(handles=handles, loc="upper center", **LEGEND)
+        other.set_ylabel(f"workers from their mean, %; now {100 * y[-1]:.2g}", color="tab:cyan")
     axis.set_title("rounds of local steps")
 
 
 def _draw_times(axis, records: list[dict]) -> None:
     """The fraction of each epoch's time that each phase took, stacked."""
-    right = [r["epoch"] for r in records]
-    left = [0.0, *right[:-1]]
-    epochs = [end - begin for begin, end in zip(left, right, strict=True)]
-    totals: dict[str, float] = {}
-    for record, weight in zip(records, epochs, strict=True):
+    ends = [0.0, *(r["epoch"] for r in records)]
+    epochs = [end - begin for begin, end in pairwise(ends)]
+    shares: dict[str, list[float]] = {}
+    for place, record in enumerate(records):
         for phase, fraction in record["time_share"].items():
-            totals[phase] = totals.get(phase, 0.0) + weight * _number(fraction)
-    phases = sorted(totals, key=lambda phase: (phase != "data", -totals[phase]))
+            shares.setdefault(phase, [0.0] * len(records))[place] = 100 * _number(fraction)
+    means = {phase: sum(map(mul, values, epochs)) / sum(epochs) for phase, values in shares.items()}
+    phases = sorted(means, key=lambda phase: (phase != "data", -means[phase]))
     # Each epoch is a horizontal line from its beginning to its end.
-    x = [edge for pair in zip(left, right, strict=True) for edge in pair]
-    parts = [
-        [100 * _number(r["time_share"].get(phase)) for r in records for _ in range(2)]
-        for phase in phases
-    ]
-    mean = [f"{phase} {100 * totals[phase] / sum(epochs):.0f} %" for phase in phases]
+    parts = [[shares[phase][0], *shares[phase]] for phase in phases]
+    labels = [f"{phase} {means[phase]:.0f} %" for phase in phases]
     colours = [PHASE_COLOURS.get(phase, PHASE_COLOURS["other"]) for phase in phases]
-    axis.stackplot(x, parts, labels=mean, colors=colours, alpha=0.75, lw=0)
+    axis.stackplot(ends, parts, labels=labels, colors=colours, alpha=0.75, lw=0, step="pre")
     axis.set_ylim(0, 100)
     axis.set_title("time (%)")
     # Beside the panel, which is filled to its edges.
@@ -302,11 +276,6 @@ def _of(records: list[dict], split: str, *, steps: bool) -> list[dict]:
 def _curve(records: list[dict], key: str) -> tuple[list, list]:
     points = [(r["epoch"], r[key]) for r in records if _is_finite(r.get(key))]
     return [x for x, _ in points], [y for _, y in points]
-
-
-def _lost(records: list[dict], key: str) -> bool:
-    """Whether the last figure is not finite, which is null in metrics.jsonl."""
-    return bool(records) and key in records[-1] and not _is_finite(records[-1][key])
 
 
 def _is_finite(value) -> bool:
