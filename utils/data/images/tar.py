@@ -14,7 +14,7 @@ import os
 import posixpath
 import tarfile
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import numpy as np
 
@@ -47,18 +47,18 @@ class TarShard:
         path = os.path.join(root, self.files[0].path)
         table, bad = [], []
         try:
-            with open(path, "rb") as file:
-                for key, members in _samples(file, path):
+            with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
+                for key, members in _samples(archive, file, path):
                     picture = _picture(members)
                     if picture is None:
-                        problems = _problems(file, members)
+                        problems = _problems(archive, members)
                         bad += [Bad(self.sample(path, key), problem) for problem in problems]
                         continue
                     try:
-                        label = _label(file, members)
-                        start, length = picture
-                        # BufferedReader reads no more than headers need.
-                        section = io.BufferedReader(_Section(file, start, length), 1 << 14)
+                        label = _label(archive, members)
+                        start, length = picture.offset_data, picture.size
+                        # Reads no more than headers need.
+                        section = cast(BinaryIO, archive.extractfile(picture))
                         table.append((0, start, length, label, *entry(section, length, thorough)))
                     except Exception as error:  # Pillow may raise any
                         raise_transient(self.sample(path, key), error)
@@ -80,44 +80,42 @@ def add_sample(
         archive.addfile(member, io.BytesIO(part))
 
 
-def _samples(file: BinaryIO, path: str):
-    """(key, {ending: (offset, length)}) of each sample."""
+def _samples(archive: tarfile.TarFile, file: BinaryIO, path: str):
+    """(key, {ending: member}) of each sample."""
     size = os.fstat(file.fileno()).st_size
     key, members = None, {}
-    with tarfile.open(fileobj=file, mode="r:") as archive:
-        while (member := archive.next()) is not None:
-            archive.members = []  # type: ignore[attr-defined]  # it keeps all that it has read
-            if not member.isreg() or member.issparse():
-                continue
-            start, length = member.offset_data, member.size
-            if start + length > size:
-                raise UserError(f"{path} was cut short in {member.name!r}: fetch the file again")
-            folder, base = posixpath.split(member.name)
-            stem, _, ending = base.partition(".")
-            if not stem:  # hidden, such as the ._0.jpg that macOS adds to each 0.jpg
-                continue
-            if (new := posixpath.join(folder, stem)) != key:
-                if members:
-                    yield key, members
-                key, members = new, {}
-            members[ending.lower()] = start, length
-        # It ends with an empty block; a damaged header looks like an end to `next`, too.
-        end = os.pread(file.fileno(), tarfile.BLOCKSIZE, archive.offset)
-        if len(end) < tarfile.BLOCKSIZE:
-            raise UserError(f"{path} was cut short: fetch the file again")
-        if any(end):
-            raise UserError(f"{path} is damaged at byte {archive.offset}: fetch the file again")
+    while (member := archive.next()) is not None:
+        archive.members = []  # type: ignore[attr-defined]  # it keeps all that it has read
+        if not member.isreg() or member.issparse():
+            continue
+        if member.offset_data + member.size > size:
+            raise UserError(f"{path} was cut short in {member.name!r}: fetch the file again")
+        folder, base = posixpath.split(member.name)
+        stem, _, ending = base.partition(".")
+        if not stem:  # hidden, such as the ._0.jpg that macOS adds to each 0.jpg
+            continue
+        if (new := posixpath.join(folder, stem)) != key:
+            if members:
+                yield key, members
+            key, members = new, {}
+        members[ending.lower()] = member
+    # It ends with an empty block; a damaged header looks like an end to `next`, too.
+    end = os.pread(file.fileno(), tarfile.BLOCKSIZE, archive.offset)
+    if len(end) < tarfile.BLOCKSIZE:
+        raise UserError(f"{path} was cut short: fetch the file again")
+    if any(end):
+        raise UserError(f"{path} is damaged at byte {archive.offset}: fetch the file again")
     if members:
         yield key, members
 
 
-def _picture(members: dict[str, tuple[int, int]]) -> tuple[int, int] | None:
-    """(offset, length) of a sample's picture, if it has one."""
+def _picture(members: dict[str, tarfile.TarInfo]) -> tarfile.TarInfo | None:
+    """A sample's picture, if it has one."""
     rarer = (kind for kind in members if f".{kind}" in picture_endings())
     return next((members[kind] for kind in (*PICTURES, *rarer) if kind in members), None)
 
 
-def _problems(file: BinaryIO, members: dict[str, tuple[int, int]]) -> list[str]:
+def _problems(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo]) -> list[str]:
     """What is wrong with a sample that has no picture. Nothing: it belongs to the shard, or is of
     another kind. Pictures with dots in their names may look like a single sample."""
     endings = [kind for kind in members if posixpath.splitext(kind)[1] in picture_endings()]
@@ -126,20 +124,19 @@ def _problems(file: BinaryIO, members: dict[str, tuple[int, int]]) -> list[str]:
             f"its name has a dot before the ending (.{ending}): rename it" for ending in endings
         ]
     with contextlib.suppress(ValueError, RecursionError):
-        _label(file, members)
+        _label(archive, members)
         unread = unread_formats(f"x.{kind}" for kind in members)
         return [": ".join(["it has no picture of a known format", *unread])]
     return []
 
 
-def _label(file: BinaryIO, members: dict[str, tuple[int, int]]) -> int:
+def _label(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo]) -> int:
     kind = next((kind for kind in LABELS if kind in members), None)
     if kind is None:
         raise ValueError("it has no .cls and no .json with its label")
-    start, length = members[kind]
-    if length > MOST_LABEL:
+    if members[kind].size > MOST_LABEL:
         raise ValueError(f"its .{kind} is too large")
-    text = os.pread(file.fileno(), length, start)
+    text = archive.extractfile(members[kind]).read()
     value = text.strip()
     if kind == "json":
         content = json.loads(text)
@@ -149,30 +146,3 @@ def _label(file: BinaryIO, members: dict[str, tuple[int, int]]) -> int:
         if 0 <= (label := int(value)) < 1 << 31:
             return label
     raise ValueError("it has no label, which is a whole number from 0 on")
-
-
-class _Section(io.RawIOBase):
-    """Part of an open file, as a file."""
-
-    def __init__(self, file: BinaryIO, start: int, length: int):
-        self.handle, self.start, self.length, self.place = file.fileno(), start, length, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self.place = offset + {0: 0, 1: self.place, 2: self.length}[whence]
-        return self.place
-
-    def tell(self) -> int:
-        return self.place
-
-    def readinto(self, buffer) -> int:
-        most = max(0, min(len(buffer), self.length - self.place))
-        found = os.pread(self.handle, most, self.start + self.place)
-        buffer[: len(found)] = found
-        self.place += len(found)
-        return len(found)
