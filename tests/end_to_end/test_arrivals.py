@@ -47,8 +47,8 @@ def test_a_configuration_of_colossal_ai_is_refused_in_one_line(tmp_path):
     words = ("bash", ROOT / "run_distributed.sh", "vit_test.py", "--config", "vit-b16.py")
     code, out, err = started(*words, folder=tmp_path)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    recipe = err.strip().partition(", such as ")[2]
-    assert (tmp_path / recipe).resolve() == ROOT / "recipes" / "vit_b16_imagenet.yaml"
+    # Found from any folder.
+    assert err.strip().partition(", such as ")[2] == "recipes/vit_b16_imagenet.yaml"
 
 
 @pytest.mark.slow
