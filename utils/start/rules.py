@@ -85,6 +85,11 @@ def _has_time(facts: Facts, machine: Machine) -> bool:
 ALL = 1 << 62
 OPTIMIZER = ("optimizer", "ngd", "lr")
 WAYS = ("freeze_backbone", "lora", "max_steps")  # of training an encoder, or how long
+# Settings of the user that say another model or tokenizer than an encoder's.
+OF_OTHERS = {
+    *("model", "pretrained", "layers", "dim", "heads", "ffn", "token_dropout", "mixup_at"),
+    *("tokenizer", "vocab_size", "lowercase", "no_lowercase", "min_freq", "vocab", "stopwords"),
+}
 # Those below win over those above.
 RULES = {
     "pictures": (
@@ -166,9 +171,7 @@ def encoder_for(
     facts: Facts, machine: Machine, given: Collection[str]
 ) -> Iterator[tuple[dict[str, object], str]]:
     """The rule that takes an encoder, if one can be had, and read all texts in time."""
-    if {"model", "pretrained", "layers", "dim", "tokenizer", "mixup_at"} & {*given}:
-        return
-    if not machine.finishes(facts, 1 / READS, 0.5):
+    if OF_OTHERS & {*given} or not machine.finishes(facts, 1 / READS, 0.5):
         return
     if (name := find_encoder(facts.english)) is not None:
         why = "it has read before, and needs fewer texts"
