@@ -122,4 +122,5 @@ def test_commands_in_help_and_messages_work_here(fewhours):
     said = fewhours("--help") + fewhours("resnet50", "--help") + fewhours("launch", "--help")
     assert "usage: fewhours resnet50 " in said and "\nfewhours launch ENTRY" in said
     assert not {"python", "bash"} & {*said.split()}
-    assert "error: the first word names the data: fewhours my" in fewhours("--epochs", 1, code=2)
+    said = fewhours("--time", "1m", code=2)
+    assert "error: the first word names the data: fewhours my" in said

@@ -1,6 +1,5 @@
 """train.py: what it is given becomes an entry's command line, which is printed and carried out."""
 
-import os
 import re
 import shlex
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from ..errors import UserError, one_line
 from ..machine.packages import mendable
-from ..place import PACKAGE, RECIPES, as_called, import_entry
+from ..place import PACKAGE, as_called, import_entry
 from ..reporting.run_folder import RUNS, find_run
 from ..settings.config import parse
 from ..settings.help import version
@@ -25,7 +24,7 @@ LENGTHS = ("time_budget", "epochs", "max_steps")
 COMPLETE = ("config", "resume")  # settings that say all that could be chosen
 # Where flags alone are given, but for those that name data or are not the manual's, they are those
 # of the manual for elastic DDP, whose script is called train.py, too.
-MANUAL = RECIPES / "manual_transfer.yaml"
+MANUAL = "recipes/manual_transfer.yaml"  # found from any folder
 NOT_MANUAL = {"config", "dataset", "data_dir", "train_file", "time_budget"}
 
 
@@ -64,7 +63,7 @@ def as_entry(argv: list[str]) -> tuple[str, list[str]]:
     given = {canonical_name(word.split("=")[0]) for word in argv if word.startswith("-")}
     if not (argv and argv[0]) or argv[0].startswith("-"):  # "": a variable that is not set
         if argv[:1] not in ([], [""]) and not {"resume", *NOT_MANUAL} & given:
-            words = ["--config", os.path.relpath(MANUAL), *argv]
+            words = ["--config", MANUAL, *argv]
             entry = ENTRIES["pictures"]
             command = as_called(f"python {entry}.py {shlex.join(words)}")
             print(f"no data are named, so as in the manual for elastic DDP: {command}", flush=True)
