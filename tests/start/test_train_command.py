@@ -78,6 +78,9 @@ def test_texts_with_an_encoder(stands_for, monkeypatch, capsys):
     words = stands_for("pets.csv --device cpu --time 3s")[1]
     assert "--freeze_backbone" in words and "--lr" not in words
     assert "--model" not in stands_for("pets.csv --device cpu --time 1s")[1]
+    with monkeypatch.context() as many:
+        many.setattr(rules, "FEW", 100)
+        assert "--model" not in stands_for("pets.csv --device cpu --time 3s")[1]
     assert "--model" not in stands_for("pets.csv --device cpu --layers 2")[1]
     words = stands_for("pets.csv --model own/other --max_steps 3")[1]
     assert value(words, "--model") == "own/other" and "--epochs" not in words

@@ -14,6 +14,7 @@ from .facts import SMALL, Facts
 # arithmetic in half precision, and on a GPU; and how much faster it reads them.
 CORE, GPU, READS = 1500, 100_000, 3.3
 TOKENS = 1.4  # of a word
+FEW = 8000  # texts
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ RULES = {
         Rule({"pretrained": "published"}, "its weights are what it is taken for"),
         Rule({"max_len": 128}, "the beginning of a text says enough for its class"),
         *_by_samples(
-            {1000: {"epochs": 10}, 8000: {"epochs": 5}, ALL: {"epochs": 3}},
+            {1000: {"epochs": 10}, FEW: {"epochs": 5}, ALL: {"epochs": 3}},
             "all of it is trained; more epochs change little", _has_time, but=WAYS,
         ),
         Rule({"lr": 1e-4}, "for small encoders", _has_time, (*OPTIMIZER, *WAYS)),
@@ -170,8 +171,10 @@ def chosen(
 def encoder_for(
     facts: Facts, machine: Machine, given: Collection[str]
 ) -> Iterator[tuple[dict[str, object], str]]:
-    """The rule that takes an encoder, if one can be had, and read all texts in time."""
-    if OF_OTHERS & {*given} or not machine.finishes(facts, 1 / READS, 0.5):
+    """The rule that takes an encoder, if one can be had, and there is time to train it, or, for its
+    head alone, to read all texts; of many texts a Transformer learns as much from nothing."""
+    reads = facts.train <= FEW and machine.finishes(facts, 1 / READS, 0.5)
+    if OF_OTHERS & {*given} or not (reads or _has_time(facts, machine)):
         return
     if (name := find_encoder(facts.english)) is not None:
         why = "it has read before, and needs fewer texts"
