@@ -13,6 +13,7 @@ from pathlib import Path
 
 from utils.entry import Entry, end_process
 from utils.errors import UserError
+from utils.machine.packages import require
 from utils.setting import setting
 from utils.settings import TextSettings
 from utils.settings.texts import OWN
@@ -93,8 +94,10 @@ class Settings(TextSettings):
         usual = ADAPTERS if given.get("lora") else FINE_TUNING
         if given.get("freeze_backbone") and not given.get("unfreeze_epoch"):
             usual = HEAD_ALONE
-        if {"ngd", "optimizer"} & {*given}:
+        if given.get("ngd") or given.get("optimizer", "adamw") != "adamw":
             usual = {"epochs": usual["epochs"], "batch_size": usual["batch_size"]}
+            if "lr" not in given and usual["epochs"] == FINE_TUNING["epochs"]:
+                say("note: the optimizer's default rate is for training from nothing: give --lr")
         implied |= {name: value for name, value in usual.items() if name not in given}
         words = " ".join(f"--{name} {value}" for name, value in implied.items())
         say(f"note: usual for pretrained encoders: {words}")
@@ -113,6 +116,8 @@ class Settings(TextSettings):
             self.pooling = self.pooling or "cls"
         elif self.mixup_at == "embeddings":
             raise UserError("--mixup_at embeddings is for --model transformer; leave it out")
+        if self.lora and self.action.trains:
+            require("--lora", "peft")
         if self.lora and self.freeze_backbone:
             raise UserError(
                 "--lora already keeps the encoder's weights: leave --freeze_backbone out"

@@ -88,6 +88,7 @@ def test_ways_of_training(run, encoder, more):
     """What is frozen stays, what is trained moves."""
     code, said = run(*FLAGS, "--model", encoder, "--pretrained", *more, "--output", "one")
     assert code == 0, said
+    assert ("default rate is for training from nothing" in said) == ("muon" in more)
     before, after = load_file(f"{encoder}/model.safetensors"), weights("one")
     assert ("features of 196 samples computed once" in said) == (more[-1] == "--ngd")
     frozen = "--lora" in more or ("--unfreeze_epoch" not in more and "--freeze_backbone" in more)

@@ -98,6 +98,7 @@ def test_adapters_start_without_effect_and_are_trained_alone():
     converted = model.convert_weights(before)
     assert converted.keys() == model.state_dict().keys()
     assert model.convert_weights(converted) is converted
+    assert model.flags_for(converted) == ["--lora 2"]
 
 
 @pytest.mark.parametrize("normalize", [False, True])

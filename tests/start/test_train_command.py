@@ -53,7 +53,7 @@ def test_pictures(stands_for, capsys):
     assert "--batch_size" not in words and "--time_budget" not in words
 
 
-def test_texts_without_a_test_set(stands_for):
+def test_texts_without_a_test_set(stands_for, capsys):
     rows = [f"{name},the {name} is here {i}" for i in range(20) for name in ("cat", "dog")]
     for name in ("pets.csv", "more.csv"):
         Path(name).write_text("\n".join(["label,text", *rows]))
@@ -61,6 +61,7 @@ def test_texts_without_a_test_set(stands_for):
     assert entry == "transformer_test" and value(words, "--train_file") == "pets.csv"
     assert value(words, "--test_fraction") == "0.2" and value(words, "--time_budget") == "10m"
     assert value(words, "--batch_size") == "16"
+    assert "note: with so few texts an encoder" in capsys.readouterr().out
     assert "--test_fraction" not in stands_for("pets.csv --test_file more.csv --epochs 1")[1]
 
 
@@ -82,6 +83,9 @@ def test_texts_with_an_encoder(stands_for, monkeypatch, capsys):
         many.setattr(rules, "FEW", 100)
         assert "--model" not in stands_for("pets.csv --device cpu --time 3s")[1]
     assert "--model" not in stands_for("pets.csv --device cpu --layers 2")[1]
+    assert (
+        "note: with so few texts an encoder" not in capsys.readouterr().out.split("--layers 2")[1]
+    )
     words = stands_for("pets.csv --model own/other --max_steps 3")[1]
     assert value(words, "--model") == "own/other" and "--epochs" not in words
     rows = [f"{name},das Tier ist im Haus eines Mannes {i}" for i in range(9) for name in "ab"]

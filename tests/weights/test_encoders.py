@@ -72,6 +72,7 @@ def test_a_text_that_is_too_long(folder):
         ),
         ({"model_type": "own", "auto_map": {"AutoModel": "own.Own"}}, "code of its own"),
         ({"model_type": "no_such"}, "no_such"),
+        ({"model_type": "clip", "hidden_size": None}, "no encoder of texts alone"),
     ],
 )
 def test_models_that_do_not_fit_are_refused(copy, values, words):

@@ -123,6 +123,11 @@ class Encoder(nn.Module):
         inner = {name.replace(".base_layer.", "."): name for name in own}
         return adapters | {inner.get(name, name): tensor for name, tensor in tensors.items()}
 
+    def flags_for(self, tensors: dict[str, Tensor]) -> list[str]:
+        """What to change so that the model has the shapes of `tensors`, if these have adapters."""
+        ranks = {len(tensor) for name, tensor in tensors.items() if ".lora_A." in name}
+        return [f"--lora {rank}" for rank in sorted(ranks)]
+
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Raises AttributeError if the encoder has none."""
         if not getattr(self.backbone, "supports_gradient_checkpointing", False):
@@ -146,9 +151,11 @@ class Encoder(nn.Module):
         position, layout = torch.arange(long).repeat(2), grid_layout(lengths, long)
         trained = self.backbone.training
         self.backbone.eval()
+        self.first_position = None
+        with torch.no_grad():
+            expected = self._of_grid(ids, lengths)
         try:
             with torch.no_grad():
-                expected = self._of_grid(ids, lengths)
                 _register()
                 config._attn_implementation = PACKED
                 for first in (0, self.pad + 1):  # RoBERTa's begin after the padding's

@@ -82,7 +82,7 @@ def as_entry(argv: list[str]) -> tuple[str, list[str]]:
     if {*COMPLETE} & given:
         return entry, [*_spelled(of_data), *words]
     from .facts import facts_of  # imports PyTorch
-    from .rules import Machine, chosen, encoder_for
+    from .rules import FEW, OF_OTHERS, Machine, chosen, encoder_for
 
     facts = facts_of(settings)
     print(f"{found.words}: {facts.in_words(found.kind)}")
@@ -93,6 +93,11 @@ def as_entry(argv: list[str]) -> tuple[str, list[str]]:
     machine, kind, rules = Machine.here(settings.device, seconds), found.kind, []
     if kind == "texts" and settings.encoder is None:
         rules = [*encoder_for(facts, machine, given)]
+        if not rules and facts.train <= FEW and not OF_OTHERS & given:
+            print(
+                "  note: with so few texts an encoder that has read before is more accurate, if "
+                "there is time: pip install transformers, or name its folder by --model"
+            )
     if rules or (kind == "texts" and settings.encoder is not None):
         kind = "encoders"
     rules += chosen(kind, facts, machine, given)

@@ -99,8 +99,8 @@ def read_encoder(name: str, say: Callable = print) -> EncoderFiles:
         raise UserError(f"{flag}: {folder} has no config.json, so it is no encoder of transformers")
     if not any(folder.glob("*.safetensors")):
         raise UserError(
-            f"{flag}: {folder} has no model.safetensors, and pickles are not read: save it where "
-            "transformers is installed, by AutoModel.from_pretrained(FOLDER).save_pretrained(NEW)"
+            f"{flag}: {folder} has no model.safetensors, and pickles are not read: transformers "
+            "writes one beside it by AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
     config = _read_json(folder / "config.json")
     if config.get("model_type") == STATIC:
@@ -124,6 +124,8 @@ def read_encoder(name: str, say: Callable = print) -> EncoderFiles:
             f"{flag}: {architecture or config['model_type']} writes texts; take an encoder, such "
             "as sentence-transformers/all-MiniLM-L6-v2"
         )
+    if getattr(known, "hidden_size", None) is None:
+        raise UserError(f"{flag}: {config.get('model_type')} is no encoder of texts alone")
     if architecture.endswith(_HEADS[0]) and known.num_labels == 1:
         raise UserError(f"{flag} gives a single score, as rerankers do; take the encoder itself")
     if architecture.endswith(_HEADS):
