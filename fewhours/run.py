@@ -174,6 +174,8 @@ def train(data: StrPath | None = None, time: str | None = None, **flags: Any) ->
     """
     if other := next((name for name in flags if name in _OTHERS), None):
         raise UserError(f"fewhours.train trains, and --{other} does not: use a Run, or the command")
+    if data is None and "resume" not in flags:
+        raise UserError("fewhours.train: name the data first, such as a folder, or a run by resume")
     words = [] if data is None else [os.fspath(data)]
     folder = _carry_out([*words, *_words({"time": time} if time else {}), *_words(flags)])
     assert folder is not None  # it trains

@@ -110,7 +110,7 @@ def test_numbers_of_a_table(tmp_path):
         (lambda: fewhours.train("nowhere"), "nowhere: there is no such folder or file"),
         (lambda: fewhours.train("shapes", epocs=3), "unknown flag --epocs, did you mean --epochs?"),
         (lambda: fewhours.train("shapes", predict="x"), "--predict does not: use a Run"),
-        (lambda: fewhours.train(), "the first word names the data"),
+        (lambda: fewhours.train(), "name the data first"),
         (lambda: fewhours.load("nowhere"), "no config.yaml in it"),
     ],
 )
