@@ -27,18 +27,23 @@ class Settings(ImageSettings):
 
     depth: int = setting(
         50,
-        "Layers: 18 and 34 have basic blocks, the others bottlenecks", group=MODEL,
-        choices=(18, 34, 50, 101, 152),
+        "Layers: 18 and 34 have basic blocks, 50 and more bottlenecks; 8 is the network of "
+        "cifar10-airbench, without residuals, for a few minutes",
+        group=MODEL, choices=(8, 18, 34, 50, 101, 152),
     )  # fmt: skip
     width: int = setting(
         64,
-        "Channels of the first stage; later stages have 2, 4 and 8 times as many",
+        "Channels of the first stage; later stages have 2, 4 and 8 times as many, with --depth 8 "
+        "4 and 4",
         group=MODEL, low=1, unit="channels",
     )  # fmt: skip
     stem: str | None = setting(
-        None, "First layers: cifar keeps the resolution, imagenet divides it by 4", group=MODEL,
-        choices=("cifar", "imagenet"),
-        default_text="cifar for pictures of up to 64 pixels without --pretrained imagenet",
+        None,
+        "First layers: cifar keeps the resolution, imagenet divides it by 4, whiten keeps it and "
+        "has nothing to train: its filters follow from the training pictures",
+        group=MODEL, choices=("cifar", "imagenet", "whiten"),
+        default_text="whiten with --depth 8, else cifar for pictures of up to 64 pixels without "
+        "--pretrained imagenet",
     )  # fmt: skip
 
     zero_init_residual: bool = setting(
@@ -59,11 +64,24 @@ class Settings(ImageSettings):
 
     @property
     def published_weights(self) -> tuple[str, str] | None:  # type: ignore[override]  # only read
-        return ("torchvision", f"resnet{self.depth}") if self.width == 64 else None
+        published = self.width == 64 and self.depth > 8
+        return ("torchvision", f"resnet{self.depth}") if published else None
+
+    def validate(self):
+        super().validate()
+        if self.depth == 8 and self.stem not in (None, "whiten"):
+            raise UserError(f"--stem {self.stem}: --depth 8 has a whitened one; leave it out")
+
+    def ineffective(self):
+        yield from super().ineffective()
+        if self.depth == 8:
+            names = ("zero_init_residual", "drop_path")
+            yield names, "the network of --depth 8 has no residuals", "depth"
 
 
 def build_model(settings: Settings, card):
     """The ResNet for the pictures and classes of `card` (a ModelCard), on the CPU."""
+    from utils.models.airbench import AirbenchNet
     from utils.models.resnet import ResNet
 
     size = max(card.height, card.width)
@@ -77,6 +95,8 @@ def build_model(settings: Settings, card):
             f"--{lone[0]} 1: pictures of {size} pixels end as a single one, and BatchNorm needs "
             "two or more; take a larger batch"
         )
+    if settings.depth == 8:
+        return AirbenchNet(len(card.classes), settings.width, card.channels)
     return ResNet(
         settings.depth,
         len(card.classes),
@@ -90,7 +110,7 @@ def build_model(settings: Settings, card):
 
 def model_name(settings: Settings) -> str:
     width = f"w{settings.width}" if settings.width != 64 else ""
-    return f"resnet{settings.depth}{width}"
+    return f"{'airbench' if settings.depth == 8 else 'resnet'}{settings.depth}{width}"
 
 
 ENTRY = Entry(Settings, build_model, model_name, __doc__)

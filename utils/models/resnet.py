@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..fused import is_fused
 from ..fused.convolution import Chain, fused_block
+from .whiten import WhitenedStem
 
 # depth -> blocks in each of the four stages
 STAGES = {
@@ -22,7 +23,7 @@ STAGES = {
     101: (3, 4, 23, 3),
     152: (3, 8, 36, 3),
 }
-STEMS = ("cifar", "imagenet")
+STEMS = ("cifar", "imagenet", "whiten")
 
 
 def _conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
@@ -162,7 +163,8 @@ class ResNet(nn.Module):
         depth: 18 and 34 of basic blocks, 50, 101 and 152 of bottlenecks.
         classes: number of logits.
         width: channels of the first stage, doubled in each of the next three; 64 in the paper.
-        stem: "imagenet" (7x7, stride 2, max-pooling) or "cifar" (3x3, stride 1).
+        stem: "imagenet" (7x7, stride 2, max-pooling), "cifar" (3x3, stride 1) or "whiten"
+            (whiten.py).
         channels: of the pictures: 3 for RGB, 1 for grey.
         zero_init_residual: the weight of the last BatchNorm of each block starts at 0, so that
             the network starts as its shortcuts alone (Goyal et al., 2017, section 5.1).
@@ -194,17 +196,21 @@ class ResNet(nn.Module):
             raise ValueError(f"drop_path lies between 0 and below 1, not {drop_path}")
         self.depth, self.width = depth, width
         block = BasicBlock if depth < 50 else Bottleneck
+        inputs = width
         if stem == "imagenet":
             self.conv1 = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
             self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
-        else:
+        elif stem == "cifar":
             self.conv1 = _conv3x3(channels, width)
             self.maxpool = nn.Identity()
-        self.bn1 = nn.BatchNorm2d(width)
+        else:
+            self.stem = WhitenedStem(channels)
+            inputs = self.stem.outputs
+        if stem != "whiten":
+            self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
         total = sum(STAGES[depth])
         rates = [drop_path * index / (total - 1) for index in range(total)]
-        inputs = width
         for index, blocks in enumerate(STAGES[depth]):
             stride = 1 if index == 0 else 2
             stage = _stage(block, inputs, width << index, stride, rates[:blocks])
@@ -220,13 +226,15 @@ class ResNet(nn.Module):
                 nn.init.zeros_(last_norm.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        chain = None
-        if is_fused(self, self.conv1.weight):
-            chain = Chain()
-            x = fused_block(x, [(self.conv1, self.bn1)], chain=chain, mode=self.fused)
+        chain = Chain() if is_fused(self, self.fc.weight) else None
+        if hasattr(self, "stem"):
+            x = self.stem(x)
         else:
-            x = self.relu(self.bn1(self.conv1(x)))
-        x = self.maxpool(x)
+            if chain is not None:
+                x = fused_block(x, [(self.conv1, self.bn1)], chain=chain, mode=self.fused)
+            else:
+                x = self.relu(self.bn1(self.conv1(x)))
+            x = self.maxpool(x)
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
             x = stage(x, chain)
         if chain is not None:
@@ -236,18 +244,19 @@ class ResNet(nn.Module):
     def flags_for(self, tensors: dict[str, Tensor]) -> list[str] | None:
         """What to change so that the model has the shapes of `tensors`, as flags where there are
         any; empty where that cannot be told, None where no ResNet has them."""
-        theirs = tensors.get("conv1.weight")
+        theirs = tensors.get("stem.weight", tensors.get("conv1.weight"))
+        depth = depth_of(tensors)
         if theirs is None or theirs.ndim != 4:
             return []
-        ours, theirs = self.conv1.weight.shape, theirs.shape
-        depth = depth_of(tensors)
         if depth is None:
             return None
+        ours, theirs = (self.stem if hasattr(self, "stem") else self.conv1).weight.shape, theirs.shape
+        width = len(tensors["layer1.0.conv1.weight"])
         changes = []
         if theirs[2:] != ours[2:]:
-            changes.append("--stem imagenet" if theirs[2] == 7 else "--stem cifar")
-        if theirs[0] != ours[0]:
-            changes.append(f"--width {theirs[0]}")
+            changes.append(f"--stem {({2: 'whiten', 7: 'imagenet'}).get(theirs[2], 'cifar')}")
+        if width != self.width:
+            changes.append(f"--width {width}")
         if depth != self.depth:
             changes.append(f"--depth {depth}")
         if theirs[1] != ours[1]:

@@ -69,11 +69,12 @@ class Muon(MultiTensor):
     twice its own memory.
 
     Parameters of a group with `use_fallback` are stepped by Adam, whatever their shapes; `momentum`
-    is that of matrices. Where parameters are sharded, each rank gathers whole matrices, and makes
+    is that of matrices, and `normalize` scales these to rows of norm 1, on average, before each step.
+    Where parameters are sharded, each rank gathers whole matrices, and makes
     the iterations for all of them.
     """
 
-    DEFAULTS: ClassVar[dict] = {"momentum": 0.95, "weight_decay": 0.0}
+    DEFAULTS: ClassVar[dict] = {"momentum": 0.95, "weight_decay": 0.0, "normalize": False}
 
     def prepare(self, group: dict, parameters: list[Tensor]) -> list[Parameters]:
         matrices: dict[bool, list[Tensor]] = {}  # by whether they are sharded
@@ -131,6 +132,7 @@ class Matrices(Parameters):
     Attributes:
         pieces: blocks that are stepped at once. They follow each other in the order of
             `parameters`, those with the same `sides` side by side.
+        lengths: what `normalize` makes of the norms of `parameters`.
     """
 
     def __init__(self, group: dict, parameters: list[Tensor], state: dict, exchange: Exchange):
@@ -142,6 +144,7 @@ class Matrices(Parameters):
         self.momenta = self.buffers(state, "momentum_buffer")
         self.precision = torch.float64 if self.dense[0].dtype == torch.float64 else torch.bfloat16
         self.pieces = self._pieces([shapes[i] for i in order])
+        self.lengths = self.dense[0].new_tensor([shapes[i][0] ** 0.5 for i in order])
 
     def fits(self, parameter: Tensor) -> bool:
         """Rows must lie one after the other, too."""
@@ -166,7 +169,11 @@ class Matrices(Parameters):
         group, like = self.group, self.dense[0]
         gradients = self.make_dense(self.gradients())
         torch._foreach_mul_(self.momenta, unless_left_out(group["momentum"], 1.0, flags, like))
-        if group["weight_decay"]:
+        if group["normalize"]:
+            scales = self.lengths / self._norms(self.dense)
+            scales = unless_left_out(scales, 1.0, flags, like).unbind()
+            torch._foreach_mul_(self.dense, scales)
+        elif group["weight_decay"]:
             keep = 1 - group["lr"] * group["weight_decay"]
             torch._foreach_mul_(self.dense, unless_left_out(keep, 1.0, flags, like))
         start = 0

@@ -17,6 +17,7 @@ from ..measures.measures import Measures, usual_measures
 from ..measures.outcomes import Outcomes
 from ..measures.table import names_in
 from ..models.parts import heads_of
+from ..models.whiten import WhitenedStem
 from ..settings.transfer import is_published
 from ..tasks.kinds import Kind
 from ..tasks.task import Task
@@ -89,6 +90,9 @@ def prepare(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> Ready:
         flops = forward_flops(model, task.usual_sample())
     if pretrained is not None:
         fit_weights(model, pretrained, say, not settings.action.trains, task.card.classes)
+    elif checkpoint is None:
+        for stem in (each for each in model.modules() if isinstance(each, WhitenedStem)):
+            stem.fit(task.usual_pictures())
     model.to(run.device)
     freeze = None
     if settings.freeze_backbone:

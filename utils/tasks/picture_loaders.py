@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from ..data.images.dali import DaliGpuReader, DaliReader
@@ -31,6 +32,7 @@ from .task import Task
 
 # Most workers if --workers is not given: even two read faster than a GPU trains a small network.
 AUTOMATIC_WORKERS = 4
+PIXELS = 5000 * 32**2  # of the pictures of which a first layer takes statistics
 MOST_DECODERS = 16  # likewise, for pictures that are decoded while training
 
 
@@ -57,6 +59,19 @@ class ImageTask(Task):
         """(1, channels, height, width) float32."""
         height, width, channels = self.data.train.shape
         return torch.zeros(1, channels, height, width)
+
+    def usual_pictures(self) -> torch.Tensor:
+        """Some from all over the training split, normalised: (n, channels, height, width)
+        float32. UserError: one cannot be read."""
+        split = self.simple_model.splits["train"]
+        height, width, channels = split.shape
+        most = min(len(split), max(1, PIXELS // (height * width)))
+        index = np.linspace(0, len(split) - 1, most).round().astype(int)
+        rows = index if split.rows is None else split.rows[index]
+        pictures = torch.from_numpy(np.stack([split.picture(row) for row in rows.tolist()]))
+        mean, std = (torch.tensor(each) for each in (self.card.mean, self.card.std))
+        normalised = (pictures.view(-1, height, width, channels) / 255 - mean) / std
+        return normalised.permute(0, 3, 1, 2).contiguous()
 
 
 def make_loaders(
