@@ -97,8 +97,8 @@ def test_the_classifier_takes_adams_steps_wherever_it_is():
 class Formula:
     """Muon of one matrix, in plain float64."""
 
-    def __init__(self):
-        self.b = 0.0
+    def __init__(self, normalize: bool):
+        self.b, self.normalize = 0.0, normalize
 
     def step(self, p, g, lr):
         self.b = MOMENTUM * self.b + (1 - MOMENTUM) * g
@@ -107,7 +107,8 @@ class Formula:
         for a, b, c in COEFFICIENTS:
             square = x @ x.T
             x = a * x + (b * square + c * square @ square) @ x
-        return p * (1 - lr * DECAY) - lr * 0.2 * max(x.shape) ** 0.5 * x.view(p.shape)
+        kept = p * (len(p) ** 0.5 / p.norm() if self.normalize else 1 - lr * DECAY)
+        return kept - lr * 0.2 * max(x.shape) ** 0.5 * x.view(p.shape)
 
 
 SHAPES = [(8, 3, 3, 3), (12, 8), (8, 12), (12, 8), (20, 27), (27, 20, 1, 1), (4, 512)]
@@ -118,13 +119,17 @@ def matrices(dtype) -> list[nn.Parameter]:
     return [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in SHAPES]
 
 
-@pytest.mark.parametrize("piece", [1 << 25, 500, 1])
-def test_it_equals_its_formula(monkeypatch, piece):
+@pytest.mark.parametrize(
+    ("piece", "normalize"), [(1 << 25, False), (500, False), (1, False), (500, True)]
+)
+def test_it_equals_its_formula(monkeypatch, piece, normalize):
     """However many matrices are stepped at once."""
     monkeypatch.setattr(muon_steps, "PIECE", piece)
     parameters = matrices(torch.float64)
-    plain, formulas = [p.detach().clone() for p in parameters], [Formula() for _ in parameters]
-    optimizer = Muon([{"params": parameters}], lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
+    plain = [p.detach().clone() for p in parameters]
+    formulas = [Formula(normalize) for _ in parameters]
+    settings = {"momentum": MOMENTUM, "weight_decay": DECAY, "normalize": normalize}
+    optimizer = Muon([{"params": parameters}], lr=LR, **settings)
     for step in range(20):
         torch.manual_seed(step)
         for index, parameter in enumerate(parameters):
