@@ -81,7 +81,7 @@ class Settings(ImageSettings):
 
 def build_model(settings: Settings, card):
     """The ResNet for the pictures and classes of `card` (a ModelCard), on the CPU."""
-    from utils.models.airbench import AirbenchNet
+    from utils.models.airbench import LEAST, AirbenchNet
     from utils.models.resnet import ResNet
 
     size = max(card.height, card.width)
@@ -96,6 +96,8 @@ def build_model(settings: Settings, card):
             "two or more; take a larger batch"
         )
     if settings.depth == 8:
+        if min(card.height, card.width) < LEAST:
+            raise UserError(f"--depth 8 takes pictures of {LEAST} pixels or more: --image_size 32")
         return AirbenchNet(len(card.classes), settings.width, card.channels)
     return ResNet(
         settings.depth,

@@ -10,6 +10,7 @@ from utils.models.airbench import AirbenchNet
 from utils.models.resnet import ResNet
 from utils.models.whiten import EPSILON, WhitenedStem
 
+
 def correlated_pictures(count: int = 300) -> torch.Tensor:
     """Smooth pictures whose channels are alike."""
     torch.manual_seed(0)
@@ -64,7 +65,7 @@ def test_kernels_begin_as_identities():
 def test_a_resnet_with_this_stem_is_fused_all_the_same(mode):
     torch.manual_seed(0)
     net, x = ResNet(18, width=8, stem="whiten").double(), correlated_pictures(4).tile(1, 1, 2, 2)
-    net.stem.fit(x)
+    net.conv1.fit(x)
     results = []
     for fused in ("none", mode):
         for module in net.modules():
@@ -77,15 +78,21 @@ def test_a_resnet_with_this_stem_is_fused_all_the_same(mode):
 
 
 @pytest.mark.parametrize(
-    "flags", ["--depth 8 --optimizer muon --muon_normalize --lr 0.03", "--depth 18 --stem whiten --lr 0.3"]
-)  # fmt: skip
+    "flags",
+    [
+        "--depth 8 --optimizer muon --muon_normalize --lr 0.03",
+        "--depth 18 --stem whiten --lr 0.3",
+    ],
+)
 def test_a_resumed_run_is_the_uninterrupted_one(run_resnet, tmp_path, flags):
     """The filters are in the checkpoint."""
     run = f"--dataset shapes --width 4 --epochs 2 --batch_size 100 --sched constant {flags}"
     assert run_resnet(f"{run} --output whole") == 0
     assert run_resnet(f"{run} --output parts --max_steps 7") == 0
     assert run_resnet("--resume parts --max_steps 1000") == 0
-    whole, parts = (json.loads((tmp_path / f / "summary.json").read_text()) for f in ("whole", "parts"))
+    whole, parts = (
+        json.loads((tmp_path / f / "summary.json").read_text()) for f in ("whole", "parts")
+    )
     assert whole["test_loss"] == parts["test_loss"]
 
 
@@ -99,3 +106,5 @@ def test_weights_of_another_stem_are_told_apart():
 def test_another_stem_is_refused(run_resnet, capsys):
     assert run_resnet("--depth 8 --stem cifar") == 2
     assert "--stem cifar: --depth 8 has a whitened one" in capsys.readouterr().err
+    assert run_resnet("--depth 8 --dataset shapes --image_size 8") == 2
+    assert "9 pixels or more: --image_size 32" in capsys.readouterr().err

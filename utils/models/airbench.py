@@ -1,14 +1,16 @@
 """The network of the public speed records on CIFAR-10.
 
 Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (2024), arXiv:2404.00498; its descent from
-hlb-CIFAR10 is told there. Here the whitened stem has no bias, and a learning rate of its own for the
-head (`--head_lr`) replaces the factor of the logits, which is the same with Adam.
+hlb-CIFAR10 is told there. Here the whitened stem has no bias, and a learning rate of its own for
+the head (`--head_lr`) replaces the factor of the logits, which is the same with Adam.
 """
 
 import torch
 from torch import Tensor, nn
 
 from .whiten import WhitenedStem
+
+LEAST = 9  # pixels: 8 behind the stem, which three groups halve
 
 
 class Group(nn.Module):
@@ -28,7 +30,7 @@ class Group(nn.Module):
 
 
 class AirbenchNet(nn.Module):
-    """(n, channels, height, width) -> logits (n, classes); pictures of 10 pixels or more.
+    """(n, channels, height, width) -> logits (n, classes); height and width are LEAST or more.
 
     Args:
         classes: number of logits.

@@ -204,10 +204,10 @@ class ResNet(nn.Module):
             self.conv1 = _conv3x3(channels, width)
             self.maxpool = nn.Identity()
         else:
-            self.stem = WhitenedStem(channels)
-            inputs = self.stem.outputs
-        if stem != "whiten":
-            self.bn1 = nn.BatchNorm2d(width)
+            self.conv1 = WhitenedStem(channels)
+            self.maxpool = nn.Identity()
+            inputs = self.conv1.outputs
+        self.bn1 = nn.Identity() if stem == "whiten" else nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
         total = sum(STAGES[depth])
         rates = [drop_path * index / (total - 1) for index in range(total)]
@@ -227,14 +227,13 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         chain = Chain() if is_fused(self, self.fc.weight) else None
-        if hasattr(self, "stem"):
-            x = self.stem(x)
+        if isinstance(self.conv1, WhitenedStem):
+            x = self.conv1(x)
+        elif chain is not None:
+            x = fused_block(x, [(self.conv1, self.bn1)], chain=chain, mode=self.fused)
         else:
-            if chain is not None:
-                x = fused_block(x, [(self.conv1, self.bn1)], chain=chain, mode=self.fused)
-            else:
-                x = self.relu(self.bn1(self.conv1(x)))
-            x = self.maxpool(x)
+            x = self.relu(self.bn1(self.conv1(x)))
+        x = self.maxpool(x)
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
             x = stage(x, chain)
         if chain is not None:
@@ -244,17 +243,17 @@ class ResNet(nn.Module):
     def flags_for(self, tensors: dict[str, Tensor]) -> list[str] | None:
         """What to change so that the model has the shapes of `tensors`, as flags where there are
         any; empty where that cannot be told, None where no ResNet has them."""
-        theirs = tensors.get("stem.weight", tensors.get("conv1.weight"))
-        depth = depth_of(tensors)
+        theirs = tensors.get("conv1.weight")
         if theirs is None or theirs.ndim != 4:
             return []
+        ours, theirs = self.conv1.weight.shape, theirs.shape
+        depth = depth_of(tensors)
         if depth is None:
             return None
-        ours, theirs = (self.stem if hasattr(self, "stem") else self.conv1).weight.shape, theirs.shape
-        width = len(tensors["layer1.0.conv1.weight"])
         changes = []
         if theirs[2:] != ours[2:]:
             changes.append(f"--stem {({2: 'whiten', 7: 'imagenet'}).get(theirs[2], 'cifar')}")
+        width = len(tensors["layer1.0.conv1.weight"])
         if width != self.width:
             changes.append(f"--width {width}")
         if depth != self.depth:

@@ -69,9 +69,9 @@ class Muon(MultiTensor):
     twice its own memory.
 
     Parameters of a group with `use_fallback` are stepped by Adam, whatever their shapes; `momentum`
-    is that of matrices, and `normalize` scales these to rows of norm 1, on average, before each step.
-    Where parameters are sharded, each rank gathers whole matrices, and makes
-    the iterations for all of them.
+    is that of matrices, and `normalize` scales these to rows of norm 1, on average, before each
+    step. Where parameters are sharded, each rank gathers whole matrices, and makes the iterations
+    for all of them.
     """
 
     DEFAULTS: ClassVar[dict] = {"momentum": 0.95, "weight_decay": 0.0, "normalize": False}
