@@ -146,7 +146,7 @@ def measure_split(
     run: Run,
     ready: Ready,
     loader: Loader,
-    flip: bool = False,
+    views: str = "none",
     records: bool = False,
 ) -> Evaluation | None:
     """Evaluates the model on the split of `loader`; see `evaluate`. None when a signal has come.
@@ -162,7 +162,7 @@ def measure_split(
         run.interrupted,
         measures=ready.measures,
         exchange=run.exchange,
-        flip=flip,
+        views=views,
         outcomes=outcomes,
     )
 

@@ -245,6 +245,7 @@ def _read_origins(path: Path) -> dict[str, str]:
     """Where the settings of a run came from, by the comments that `to_yaml` has written."""
     lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     pairs = [(line.split(":")[0], line.rpartition("  # ")[2]) for line in lines if ":" in line]
+    pairs = [(canonical_name(name), came) for name, came in pairs]
     known = (DEFAULT, FILE, HOST, COMMAND_LINE, IMPLIED, PROBED)
     return {name: came for name, came in pairs if came in known}
 

@@ -205,10 +205,14 @@ class PictureSettings(Config):
         "Skip the last optimizer step of an epoch if it is smaller than the others; other pictures "
         "are skipped in every epoch",
     )
-    flip_test: bool = use_flag(
-        False,
-        "Also measure the test set with probabilities averaged over each picture and its mirror "
-        "image; with --predict, predict by these averages",
+    eval_views: str = use_flag(
+        "none",
+        "Also measure the test set with probabilities averaged over views of each picture; with "
+        "--predict, predict by these averages. mirror: it and its mirror image; shift: it, and it "
+        "moved by a pixel to the upper left and to the lower right, which weigh half as much each; "
+        "both: all of these, and their mirror images",
+        choices=("none", "mirror", "shift", "both"),
+        bare="mirror",
         resume="free",
         essential=True,
     )
@@ -280,7 +284,7 @@ class PictureSettings(Config):
                 yield "val_is_validation", reason, "eval_every"
             if not self.eval_data:
                 reason = "--val_is_validation leaves no test set"
-                yield "flip_test", reason, "val_is_validation"
+                yield "eval_views", reason, "val_is_validation"
             reason = "--val_is_validation takes val/ for validation"
             yield ("test_fraction", "val_fraction"), reason, "val_is_validation"
         if (policy := self._auto_augment()) is not None and not policy.jitters:
@@ -290,10 +294,10 @@ class PictureSettings(Config):
             yield "padding_mode", "--crop_padding is 0", "crop_padding"
         if self.action.trains and not self.final_test:
             reason = "--no_final_test measures nothing on the test set"
-            yield "flip_test", reason, "final_test"
+            yield "eval_views", reason, "final_test"
         for name, does in (("export", "writes the model"), ("dry_run", "stops after a few steps")):
             if getattr(self, name):
-                yield "flip_test", f"--{name} {does} and measures nothing", name
+                yield "eval_views", f"--{name} {does} and measures nothing", name
 
     def validate(self):
         if self.val_is_validation:
