@@ -52,6 +52,12 @@ def test_sizes_that_contradict_each_other(flags, words):
     assert words in refused(*OWN, *flags)
 
 
+def test_alternate_flips_mirror_half_of_the_pictures():
+    assert settings_of("--alternate_flips").hflip == 0.5
+    for flags in (["--hflip", 0.3], ["--hflip", 0], ["--dataset", "mnist"]):
+        assert "or take --hflip 0.5" in refused("--alternate_flips", *flags)
+
+
 def test_jitter_beside_another_policy():
     _, lines = noted("--aa", "ra", "--color_jitter", "0.4")
     assert lines == [

@@ -25,7 +25,7 @@ OWN_PICTURES = (*FILES, "tar", "tfrecord", "parquet")
 class PictureSettings(Config):
     unvaried = TransferSettings.unvaried | {
         **{"crop": "padded", "crop_padding": 0, "hflip": 0, "cutout": 0, "random_erasing": 0},
-        **{"auto_augment": "none", "color_jitter": "0"},
+        **{"auto_augment": "none", "color_jitter": "0", "alternate_flips": False},
     }
 
     dataset: str = data_flag(
@@ -167,6 +167,11 @@ class PictureSettings(Config):
         low=0,
         high=1,
         default_text="0 for mnist, whose digits have no mirror image, else 0.5",
+    )
+    alternate_flips: bool = overfitting_flag(
+        False,
+        "Mirror each picture in every other epoch, instead of at random: two epochs show both of "
+        "its sides",
     )
     cutout: int = overfitting_flag(
         0,
@@ -319,6 +324,11 @@ class PictureSettings(Config):
             parse_jitter(self.color_jitter)
         if self.hflip is None:
             self.hflip = 0.0 if self.dataset == "mnist" else 0.5
+        if self.alternate_flips and self.hflip != 0.5:
+            raise UserError(
+                f"--alternate_flips mirrors half of the pictures in every epoch, and --hflip is "
+                f"{self.hflip:g}: leave --alternate_flips out, or take --hflip 0.5"
+            )
 
     def _auto_augment(self):
         """The Policy of --auto_augment; None: there is none."""
