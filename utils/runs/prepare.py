@@ -107,7 +107,7 @@ def prepare(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> Ready:
     _say_fused(settings, run.device, say)
     kept = kept_modules(model, settings.keep_fp32, run.precision, say)
     if kept:
-        refuse_uncalled(model, kept, lambda: _forward(model, task, run.precision))
+        refuse_uncalled(model, kept, lambda: forward(model, task.usual_sample(), run.precision))
         keep_in_float32(model, kept, run.device)
     mixes_inside = getattr(model, "mixes_inside", False)
     balance = class_balance(run, task, checkpoint) if settings.action.trains else None
@@ -194,12 +194,12 @@ def kept_modules(
     return names
 
 
-def _forward(model: nn.Module, task: Task, precision: Precision) -> None:
+def forward(model: nn.Module, sample, precision: Precision) -> None:
     """One sample, without gradients, in evaluation mode."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     with torch.no_grad(), precision.autocast():
-        model(task.usual_sample().to(precision.device))
+        model(sample.to(precision.device))
     for module in training:
         module.training = True
 

@@ -35,6 +35,7 @@ class TrainSettings(
     """What every training run has, whatever it trains on."""
 
     eval_views = "none"  # a flag of pictures
+    image_size_schedule = None  # type: str | None  # likewise
     batch_tokens = None  # type: int | None  # a flag of texts
     grad_checkpointing = False  # a flag of vit_test.py
 

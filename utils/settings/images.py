@@ -8,7 +8,7 @@ from ..data.images.image_data import Form
 from ..data.images.sources import IMAGE_DATASETS, TEST_FRACTION
 from ..data.images.split_names import ENDINGS, class_folder
 from ..errors import UserError
-from .config import Config
+from .config import Config, refuse_beside
 from .data import data_flag
 from .distributed import process_flag
 from .engine import machine_flag
@@ -26,6 +26,7 @@ class PictureSettings(Config):
     unvaried = TransferSettings.unvaried | {
         **{"crop": "padded", "crop_padding": 0, "hflip": 0, "cutout": 0, "random_erasing": 0},
         **{"auto_augment": "none", "color_jitter": "0", "alternate_flips": False},
+        "image_size_schedule": "none",
     }
 
     dataset: str = data_flag(
@@ -63,6 +64,12 @@ class PictureSettings(Config):
         unit="pixels",
         default_text="that of the data set; of your own files if they are alike and small, else "
         "224",
+    )
+    image_size_schedule: str | None = data_flag(
+        None,
+        "SIZE:FRACTION, as 24:0.5: train on pictures of that many pixels a side in this fraction of "
+        "the epochs, and then on those of full size, for a network that takes any size; they are "
+        "resized on the device, after the augmentation",
     )
     resize_mode: str = data_flag(
         "crop",
@@ -310,6 +317,7 @@ class PictureSettings(Config):
         super().validate()
         self._check_sizes()
         self._check_decoding()
+        self._check_size_schedule()
         self._auto_augment()  # raises UserError if there is no such policy
         if self.group_by is not None and self.group_column is not None:
             raise UserError("--group_by and --group_column both tell groups: leave one of them out")
@@ -356,6 +364,19 @@ class PictureSettings(Config):
                 f"--val_resize {self.val_resize} and --crop_ratio {self.crop_ratio:g} both set the "
                 "crop at evaluation: leave one out"
             )
+
+    def _check_size_schedule(self):
+        if self.image_size_schedule is None:
+            return
+        size_schedule(self.image_size_schedule)
+        others = (
+            ("--time_budget", self.time_budget, "it plans by steps that take equally long"),
+            ("--engine ort", self.engine == "ort", "its graph takes pictures of one size"),
+            ("--cuda_graphs on", self.cuda_graphs == "on", "a captured step has pictures of one size"),
+            ("--cutmix_alpha", self.cutmix_alpha, "its boxes are for pictures of full size"),
+        )
+        if self.action.trains:
+            refuse_beside("--image_size_schedule", others)
 
     @property
     def evaluated_part(self) -> float:
@@ -408,3 +429,14 @@ class PictureSettings(Config):
         )
         if wanted and self.dataset in FILES:
             self.decode = "always"
+
+
+def size_schedule(text: str) -> tuple[int, float]:
+    """(pixels, fraction of the epochs): what --image_size_schedule says. Raises UserError."""
+    found = re.fullmatch(r"(\d+):(0?\.\d*[1-9]\d*)", text)
+    if found is None or int(found[1]) < 8:
+        raise UserError(
+            f"--image_size_schedule {text}: a size of 8 pixels or more, a colon, and a fraction of "
+            "the epochs below 1, as in 24:0.5"
+        )
+    return int(found[1]), float(found[2])
