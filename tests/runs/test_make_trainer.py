@@ -92,7 +92,7 @@ def test_smaller_pictures_in_whole_epochs_for_a_network_that_takes_them():
     assert found("24:0.29", 100) == ProgressiveResizing(24, 29)  # 0.29 * 100 < 29
     assert found("24:0.5", 4.5) == ProgressiveResizing(24, 2)
     assert found("24:0.9", 1) == ProgressiveResizing(24, 0)  # an epoch of full size is left
-    assert said[0] == "training pictures: 24 pixels in 29 of 100 epochs, then 32"
+    assert said[0] == "pictures of 24 pixels in 29 of 100 epochs, then of 32"
     with pytest.raises(UserError, match="have 32 pixels already"):
         found("32:0.5", 3)
     with pytest.raises(UserError, match="net takes no pictures of 24 pixels"):

@@ -133,4 +133,3 @@ def test_fused_modules_and_bf16(fused, precision):
     loss, accuracy = by_hand(logits, [0.5, 0.5], labels)
     assert found.views_loss == pytest.approx(loss, rel=1e-5)
     assert found.views_accuracy == pytest.approx(accuracy)
-

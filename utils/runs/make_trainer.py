@@ -104,8 +104,8 @@ def make_plan(run: Run, ready: Ready, checkpoint: Checkpoint | None) -> Training
 
 
 def _progressive_resizing(run: Run, ready: Ready, epochs: float) -> ProgressiveResizing | None:
-    """As --image_size_schedule says, for a run of so many epochs. UserError: the model does not take
-    such pictures. Collective."""
+    """As --image_size_schedule says, for a run of `epochs`. UserError: the model does not take
+    pictures of that size. Collective."""
     if (text := run.settings.image_size_schedule) is None:
         return None
     size, fraction = size_schedule(text)
@@ -120,7 +120,7 @@ def _progressive_resizing(run: Run, ready: Ready, epochs: float) -> ProgressiveR
             f"({one_line(error, 200)}); leave the flag out, or take another size"
         ) from error
     small = int(fraction * epochs + 1e-9)  # whole epochs; 1e-9: 0.29 of 100 are 29
-    run.console.say(f"training pictures: {size} pixels in {small} of {epochs:g} epochs, then {usual}")
+    run.console.say(f"pictures of {size} pixels in {small} of {epochs:g} epochs, then of {usual}")
     return ProgressiveResizing(size, small)
 
 

@@ -162,7 +162,8 @@ def is_finished(run: Run, checkpoint: Checkpoint, plan: TrainingPlan) -> bool:
     elif settings.report and not run.folder.page.exists():
         more = f"; to write its report: --resume {path} --eval_only --report"
     elif settings.eval_views not in ("none", _measured_views(summary)):
-        more = f"; --resume {path} --eval_only --eval_views {settings.eval_views} measures that, too"
+        views = f"--eval_views {settings.eval_views}"
+        more = f"; --resume {path} --eval_only {views} measures that, too"
     result = "not tested" if accuracy is None else f"test accuracy {accuracy:.2f} %"
     epochs = counted(round(float(summary["epochs"]), 2), "epoch")
     run.console.say(

@@ -67,9 +67,9 @@ class PictureSettings(Config):
     )
     image_size_schedule: str | None = data_flag(
         None,
-        "SIZE:FRACTION, as 24:0.5: train on pictures of that many pixels a side in this fraction of "
-        "the epochs, and then on those of full size, for a network that takes any size; they are "
-        "resized on the device, after the augmentation",
+        "SIZE:FRACTION, as 24:0.5: train on pictures of SIZE pixels in the first FRACTION of the "
+        "epochs, then on those of full size, for a network that takes any size; they are resized "
+        "on the device, after the augmentation",
     )
     resize_mode: str = data_flag(
         "crop",
@@ -371,8 +371,8 @@ class PictureSettings(Config):
         size_schedule(self.image_size_schedule)
         others = (
             ("--time_budget", self.time_budget, "it plans by steps that take equally long"),
-            ("--engine ort", self.engine == "ort", "its graph takes pictures of one size"),
-            ("--cuda_graphs on", self.cuda_graphs == "on", "a captured step has pictures of one size"),
+            ("--engine ort", self.engine == "ort", "it takes pictures of one size"),
+            ("--cuda_graphs on", self.cuda_graphs == "on", "a graph takes pictures of one size"),
             ("--cutmix_alpha", self.cutmix_alpha, "its boxes are for pictures of full size"),
         )
         if self.action.trains:

@@ -1,7 +1,7 @@
 """Progressive resizing (`--image_size_schedule`): smaller pictures in the first epochs.
 
-From fast.ai's entry for DAWNBench (2018); today in Composer (ProgressiveResizing) and in the recipes
-for ImageNet of FFCV.
+From fast.ai's entry for DAWNBench (2018); today in Composer (ProgressiveResizing) and in FFCV's
+recipes for ImageNet.
 """
 
 from dataclasses import dataclass

@@ -110,7 +110,8 @@ class PictureLoader(Loader):
         self.augment, self.later = augment, later
         self.first_flips: np.ndarray | None = None  # (samples,) int64, 1: mirrored
         if alternate_flips:
-            self.first_flips = random_generator(self.seed, FLIP_STREAM).integers(2, size=len(labels))
+            generator = random_generator(self.seed, FLIP_STREAM)
+            self.first_flips = generator.integers(2, size=len(labels))
         self.normalize = Normalize(mean, std, width, device, channels_last)
         self.rows = rows
         self._pool = pool
