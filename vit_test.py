@@ -130,6 +130,11 @@ class Settings(ImageSettings):
             if self.time_budget is not None and not none:  # the epochs are not known
                 self.warmup_epochs, self.warmup_ratio = 0.0, WARMUP
         super().validate()
+        if self.image_size_schedule is not None and self.model == OWN:
+            raise UserError(
+                f"--image_size_schedule {self.image_size_schedule}: --model vit has positions for "
+                "pictures of one size: leave the flag out"
+            )
         if self.dim % self.heads:
             raise UserError(
                 f"--dim {self.dim} is not a multiple of --heads {self.heads}: each head gets an "

@@ -105,7 +105,7 @@ class Recipe:
             shorter *= rung.subset / self.subset
             settings["warmup_steps"] = max(1, round(self.raw["warmup_steps"] * shorter))
         settings |= self._tuned(values, epochs)
-        for name in ("early_stop_patience", "flip_test"):  # without effect in a trial
+        for name in ("early_stop_patience", "eval_views"):  # without effect in a trial
             settings.pop(name, None)
         if self.val_fraction is not None:
             settings["val_fraction"] = self.val_fraction

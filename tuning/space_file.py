@@ -29,7 +29,7 @@ OUT_OF_REACH = "out of reach: "
 DATA: tuple = ("dataset", "data_dir", "train_file", "val_file", "test_file", "label_column")
 DATA += ("val_fraction", "val_is_validation", "test_fraction", "image_column", "image_dir")
 DATA += ("group_by", "group_column", "labels")
-NOT_IN_TRIALS: tuple = ("early_stop_patience", "flip_test", "final_test", "report", "baseline")
+NOT_IN_TRIALS: tuple = ("early_stop_patience", "eval_views", "final_test", "report", "baseline")
 NOT_IN_TRIALS += ("checkpoint_hist",)
 # Settings that no space may tune, and why.
 UNTUNABLE = REFUSED | {

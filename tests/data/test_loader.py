@@ -10,6 +10,7 @@ import torch
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
 from utils.augment.random_erasing import RandomErasing
+from utils.augment.resized_crop import DecodedCrop
 from utils.data.images.loader import ImageLoader, Normalize, Packed, upload
 from utils.data.workers import WorkerPool
 from utils.errors import UserError
@@ -91,6 +92,43 @@ def test_order_depends_on_seed_and_epoch_alone():
     assert len(set(orders.values())) == 6
     assert orders[1, 2] == tuple(make_loader(50, 8, seed=1).order(2))
     assert visited(make_loader(50, 7, seed=1).epoch(2)) == list(orders[1, 2])[:49]
+
+
+class WholePicture(DecodedCrop):
+    def windows(self, plan, sizes):
+        return np.concatenate([0 * sizes, sizes], 1)
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [
+        {"augment": Chain(CropFlip(6, 8, padding=0), CropFlip(6, 8, padding=0, flip=0))},
+        {"augment": None, "later": Chain(WholePicture())},
+    ],
+    ids=["augment", "later"],
+)
+def test_alternate_flips(augment):
+    """As drawn once by the samples' indices, then in every other epoch; divided in any way."""
+    n, first = 16, np.random.default_rng([3, 3]).integers(2, size=16)
+    plain = make_loader(n, n, shuffle=False)
+    inputs = pixels(plain)
+    for rank, ranks, accumulation in ((0, 1, 1), (0, 2, 2), (1, 2, 2)):
+        loader = make_loader(
+            n, 2, accumulation, rank=rank, ranks=ranks, alternate_flips=True, **augment
+        )
+        for epoch, start_step in ((0, 0), (1, 0), (2, 1)):
+            for batch in loader.epoch(epoch, start_step):
+                for one, sample in zip(batch.inputs, batch.targets, strict=True):
+                    mirrored = (first[sample] + epoch) % 2 == 1
+                    assert torch.equal(one, inputs[sample].flip(-1) if mirrored else inputs[sample])
+    assert 0 < first.sum() < n
+    if augment["augment"]:  # the crops are those without it
+        one, other = (
+            make_loader(n, 4, augment=augmentation(), alternate_flips=alternate)
+            for alternate in (False, True)
+        )
+        same = [torch.equal(a, b) for a, b in zip(pixels(one), pixels(other), strict=True)]
+        assert 0 < sum(same) < n
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])

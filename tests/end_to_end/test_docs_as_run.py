@@ -214,7 +214,7 @@ def test_cifar_stem_in_torchvision():
 def full_run(workplace) -> Path:
     """A run with all files that there can be, except those of wandb."""
     entry = "python resnet50_test.py"
-    flags = "--dataset shapes --val_fraction 0.1 --ema_decay 0.9 --profile --flip_test"
+    flags = "--dataset shapes --val_fraction 0.1 --ema_decay 0.9 --profile --eval_views shift"
     flags += " --meta_learning --meta_every 1 --log_clean_accuracy --output runs/full"
     with pytest.MonkeyPatch.context() as patch:
         # It is too short for labels_to_check.csv.

@@ -44,6 +44,7 @@ VALUES = {
     "label_column": ["label", "2", "nothing"],
     "image_dir": [".", "train", "nowhere"],
     "image_size": [8, 9, 16, 33, 100],
+    "image_size_schedule": ["8:0.5", "12:0.5", "16:0.3", "x"],
     "crop_padding": [0, 1, 4, 40],
     "cutout": [0, 3, 64],
     "auto_augment": ["none", "ra", "rand-m9-mstd0.5-inc1", "ta_wide", "imagenet", "3a", "rand-x"],

@@ -183,3 +183,23 @@ def test_a_damaged_best_checkpoint_costs_only_its_figures(run):
     assert code == 0 and "is damaged" in out and "weights from run, step 12" in out
     shutil.rmtree(best)
     assert run("--resume", "run", "--epochs", 4)[0] == 0
+
+
+def test_a_resumed_run_keeps_the_precision_that_was_fastest(works, monkeypatch):
+    def on_a_cpu(computes: bool, *argv) -> str:
+        monkeypatch.setattr("utils.training.objective.computes_bf16", lambda device: computes)
+        return works(*argv)
+
+    flags = ["--precision", "fastest", "--eval_every", 0]
+    assert "--precision fastest is bf16 on this CPU" in on_a_cpu(
+        True, *TINY, *flags, "--max_steps", 1, "--output", "run"
+    )
+    assert "precision: bf16  # fastest\n" in Path("run/config.yaml").read_text()
+    note = "note: --precision fastest is fp32 on this CPU; the run keeps bf16, as it began"
+    for given in ([], flags):
+        said = on_a_cpu(False, "--resume", "run", *given, "--max_steps", 2 + len(given))
+        assert note in said
+    assert json.loads(Path("run/summary.json").read_text())["precision"] == "bf16"
+    assert "fastest" not in on_a_cpu(True, "--resume", "run", "--eval_only")
+    evaluated = on_a_cpu(False, "--resume", "run", "--eval_only", "--precision", "fastest")
+    assert "--precision fastest is fp32 on this CPU" in evaluated and note not in evaluated

@@ -116,7 +116,7 @@ def test_the_model_is_used(works):
     assert Path("first/report/per_class.csv").is_file()
     said = works("--resume", "first", "--eval_only", "--flip_test", "--bs", 7)
     assert f"test accuracy {summary('first')['test_accuracy']:.2f} %" in said
-    assert "averaged with mirror images (--flip_test): loss" in said
+    assert "averaged with mirror images (--eval_views mirror): loss" in said
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     Image.fromarray(pixels).save("noise.png")
 

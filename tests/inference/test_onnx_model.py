@@ -155,7 +155,7 @@ ENTRIES = {
     "resnet": (
         resnet50_test,
         f"--dataset shapes --depth 18 --width 4 --lr 0.01 --ema_decay 0.5 {TINY}",
-        "--flip_test",
+        "--eval_views both",
     ),
     "vit": (
         vit_test,
@@ -223,10 +223,10 @@ def test_metrics_and_predictions_are_those_of_pytorch(name, run_resnet, capsys):
     added = [line for line in of_ort if line not in of_torch]
     assert len(added) == 1 and added[0].startswith("ONNX Runtime ")
     assert [line for line in of_ort if line not in added] == of_torch
-    flip = "--flip_test" * ("--flip_test" in options)
+    views = options * ("flip" in options or "views" in options)
     new = new_files(entry)
-    run(f"{use} torch --predict {new} --predictions torch.csv {flip}")
-    run(f"{use} ort --predict {new} --predictions ort.csv {flip} -b 8")
+    run(f"{use} torch --predict {new} --predictions torch.csv {views}")
+    run(f"{use} ort --predict {new} --predictions ort.csv {views} -b 8")
     words, numbers = cells("torch.csv")
     words_of_ort, numbers_of_ort = cells("ort.csv")
     assert words_of_ort == words and len(words) > 32

@@ -168,7 +168,7 @@ def test_probabilities_are_averaged_with_those_of_mirror_images(tmp_path, precis
     paths = make_pictures(tmp_path / "in", [f"{i}.png" for i in range(7)])
     model, precision = network(), Precision(precision, CPU)
     predicted(paths, tmp_path / "plain.csv", model, precision=precision, batch_size=7)
-    predicted(paths, tmp_path / "out.csv", model, precision=precision, batch_size=7, flip=True)
+    predicted(paths, tmp_path / "out.csv", model, precision=precision, batch_size=7, views="mirror")
     images = np.stack([decode(path, 8) for path in paths])
     answers = []
     for pixels in (images, images[:, :, ::-1].copy()):

@@ -95,7 +95,7 @@ def test_why_there_are_none_is_said(run, monkeypatch):
     flags = f"{PICTURES} --pretrained first --freeze_backbone --max_steps 1 --output"
     assert "note: with --crop_padding 0 --hflip 0 the frozen" in run(f"{flags} one")
     out = run(f"{flags} two {PLAIN} --mixup 0.2 --flip_test")
-    assert "note: with --mixup none --no_flip_test the frozen" in out
+    assert "note: with --mixup none --eval_views none the frozen" in out
     monkeypatch.setattr("utils.runs.frozen_features.available_memory", lambda: 1e4)
     out = run(f"{flags} three {PLAIN}")
     assert "note: features of 0 GB are too many for the memory: the frozen" in out

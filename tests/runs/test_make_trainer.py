@@ -6,10 +6,12 @@ import pytest
 import torch
 from toy import CPU, network
 
+from utils.errors import UserError
 from utils.fused.dropout import Dropout
-from utils.runs.make_trainer import run_facts
+from utils.runs.make_trainer import _progressive_resizing, run_facts
 from utils.training.controls import Freeze
 from utils.training.objective import Precision
+from utils.training.progressive_resizing import ProgressiveResizing
 
 CUDA = torch.device("cuda", 0)
 PLAIN = {
@@ -23,6 +25,7 @@ PLAIN_SETTINGS = {
     "mixup": "none",
     "optimizer": "adamw",
     "lookahead_k": None,
+    "image_size_schedule": None,
     "grad_checkpointing": False,
 }
 
@@ -53,6 +56,7 @@ def facts(
         ({"device": CUDA, "precision": "bf16"}, {"device": CUDA}),
         ({"compile": True}, {"compiled": True}),
         ({"shapes_vary": True}, {"shapes_vary": True}),
+        ({"image_size_schedule": "24:0.5"}, {"shapes_vary": True}),
         ({"precision": "fp16"}, {"scales_loss": True}),
         ({"processes": 2}, {"processes": 2}),
         ({"accumulation": 4}, {"accumulation": 4}),
@@ -71,3 +75,25 @@ def facts(
 )
 def test_facts_are_those_of_the_run(run, differs):
     assert facts(**run) == PLAIN | differs
+
+
+def test_smaller_pictures_in_whole_epochs_for_a_network_that_takes_them():
+    def found(text, epochs, model=None):
+        run = SimpleNamespace(
+            settings=SimpleNamespace(image_size_schedule=text), model_name="net",
+            console=SimpleNamespace(say=said.append), precision=Precision("fp32", CPU),
+        )  # fmt: skip
+        task = SimpleNamespace(usual_sample=lambda: torch.zeros(1, 3, 32, 32))
+        ready = SimpleNamespace(task=task, model=model or network())
+        return _progressive_resizing(run, ready, epochs)
+
+    said = []
+    assert found(None, 3) is None and not said
+    assert found("24:0.29", 100) == ProgressiveResizing(24, 29)  # 0.29 * 100 < 29
+    assert found("24:0.5", 4.5) == ProgressiveResizing(24, 2)
+    assert found("24:0.9", 1) == ProgressiveResizing(24, 0)  # an epoch of full size is left
+    assert said[0] == "pictures of 24 pixels in 29 of 100 epochs, then of 32"
+    with pytest.raises(UserError, match="have 32 pixels already"):
+        found("32:0.5", 3)
+    with pytest.raises(UserError, match="net takes no pictures of 24 pixels"):
+        found("24:0.5", 3, torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32**2, 2)))

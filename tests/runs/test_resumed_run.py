@@ -62,7 +62,7 @@ def run_of(folder: Path, strategy="ddp", processes=1, **entries) -> Run:
         accumulation_steps=1,
         dry_run=False,
         dist_timeout=10.0,
-        flip_test=False,
+        eval_views="none",
     )
     run.exchange = Ranks(*["same"] * (processes - 1))
     run.workers = SimpleNamespace(size=processes)

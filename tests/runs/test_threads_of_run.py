@@ -31,6 +31,7 @@ def test_a_cpu_quota_lowers_the_number_of_threads_unless_it_is_chosen(
         precision="fp32",
     )  # fmt: skip
     signals = SimpleNamespace(held=contextlib.nullcontext)
-    run = SimpleNamespace(settings=settings, signals=signals, place=None)
+    origin = {"precision": "default"}
+    run = SimpleNamespace(settings=settings, origin=origin, signals=signals, place=None)
     Run._set_up_device(run)
     assert (run.threads, called) == (threads, set_to)

@@ -99,7 +99,7 @@ def another_value(name: str):
     field = FIELDS[name]
     meta, kind = field.metadata, field.type
     texts = {"save_every": "7m", "milestones": "3,7.5", "betas": "0.8,0.99"}
-    texts["time_budget"] = "10m"
+    texts |= {"time_budget": "10m", "image_size_schedule": "24:0.5"}
     texts |= {"auto_augment": "rand-m9-n3", "color_jitter": "0.4,0.3,0.2", "encoding": "cp1252"}
     texts |= {"best_by": "loss", "metrics": "f1_macro", "class_weights": "some where.yaml"}
     if name in texts:

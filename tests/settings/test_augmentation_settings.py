@@ -3,7 +3,11 @@
 import pytest
 from settings_of_pictures import noted, refused, settings_of
 
+import vit_test
 from utils.data.images.image_data import Form
+from utils.errors import UserError
+from utils.settings.config import parse
+from utils.settings.images import size_schedule
 
 OWN = ["--dataset", "imagefolder"]
 
@@ -50,6 +54,24 @@ def test_whole_pictures_are_not_cropped():
 )
 def test_sizes_that_contradict_each_other(flags, words):
     assert words in refused(*OWN, *flags)
+
+
+def test_alternate_flips_mirror_half_of_the_pictures():
+    assert settings_of("--alternate_flips").hflip == 0.5
+    for flags in (["--hflip", 0.3], ["--hflip", 0], ["--dataset", "mnist"]):
+        assert "or take --hflip 0.5" in refused("--alternate_flips", *flags)
+
+
+def test_smaller_pictures_at_first():
+    assert size_schedule("24:0.5") == (24, 0.5) and size_schedule("160:.29") == (160, 0.29)
+    for text in ("24", "24:0", "24:0.0", "24:1", "4:0.5", "24:0.5,28:0.7", "x"):
+        assert "as in 24:0.5" in refused("--image_size_schedule", text)
+    flags = ["--image_size_schedule", "24:0.5"]
+    for other in ("--time_budget 1m", "--engine ort", "--cuda_graphs on", "--cutmix_alpha 1"):
+        assert "cannot be combined with --image_size_schedule" in refused(*flags, *other.split())
+    with pytest.raises(UserError, match="positions for pictures of one size"):
+        parse(vit_test.Settings, flags, "")
+    parse(vit_test.Settings, [*flags, "--model", "resnet18"], "")
 
 
 def test_jitter_beside_another_policy():

@@ -92,12 +92,14 @@ def test_mirror_images_are_for_what_measures_or_predicts(write, make_run):
     run = make_run("--flip_test")
     for argv in (["--dry_run"], ["--no_final_test"], ["--resume", run, "--export", "onnx"]):
         assert argv[-2 if "--export" in argv else -1] in refused(*argv, "--flip_test")
-    assert settings_of("--no_final_test", "--config", write({"flip_test": True})).flip_test
+    recipe = write({"flip_test": True})
+    assert settings_of("--no_final_test", "--config", recipe).eval_views == "mirror"
     for action in (["--eval_only"], ["--predict", "x"], []):
-        assert settings_of("--resume", run, *action).flip_test  # kept
-        assert not settings_of("--resume", run, *action, "--no_flip_test").flip_test
-    assert settings_of("--resume", run, "--eval_only", "--flip_test").flip_test
-    assert settings_of("--resume", run, "--export", "onnx").flip_test  # without effect, unsaid
+        assert settings_of("--resume", run, *action).eval_views == "mirror"  # kept
+        assert settings_of("--resume", run, *action, "--no_flip_test").eval_views == "none"
+    assert settings_of("--resume", run, "--eval_only", "--eval_views", "both").eval_views == "both"
+    # Without effect, unsaid.
+    assert settings_of("--resume", run, "--export", "onnx").eval_views == "mirror"
 
 
 @pytest.mark.parametrize("flags", [["--compile"], ["--cuda_graphs", "on"]])

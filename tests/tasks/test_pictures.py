@@ -76,7 +76,9 @@ def batches(task) -> list:
     ]
 
 
-@pytest.mark.parametrize("flags", [{}, {"val_fraction": 0.25, "random_erasing": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "flags", [{}, {"val_fraction": 0.25, "random_erasing": 0.5, "alternate_flips": True}], ids=str
+)
 def test_workers_change_nothing(load, flags):
     plain, task = load(**flags), load(**flags, workers=2)
     assert plain.pool is None and task.pool.workers == 2 and not worker_processes()
@@ -167,6 +169,7 @@ def test_pictures_can_be_decoded_while_training(load, monkeypatch):
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_resized_crops(load, workers):
     flags = {"decode": "always", "crop": "resized", "cutout": 3, "random_erasing": 0.5}
+    flags |= {"alternate_flips": True}
     task, same = load(**flags), load(**flags, workers=workers)
     augment = task.train.augment
     kinds = [type(part) for part in augment.parts]
@@ -206,7 +209,8 @@ def test_operations_with_workers(load):
 
 
 def test_decoded_pictures_are_cropped_and_resized_on_the_device(load):
-    task = load(decode="once", crop="resized", crop_area=0.3, random_erasing=0.5)
+    flags = {"random_erasing": 0.5, "alternate_flips": True}
+    task = load(decode="once", crop="resized", crop_area=0.3, **flags)
     assert task.train.augment is None
     assert [type(part) for part in task.train.later.parts] == [DecodedCrop, RandomErasing]
     assert task.train.later.parts[0] == DecodedCrop(0.3, 0.5)

@@ -61,16 +61,16 @@ class OneOfTwo(Exchange):
     size = 2
 
 
-@pytest.mark.parametrize("flip", [False, True])
-def test_fillers_do_not_count(flip):
+@pytest.mark.parametrize("views", ["none", "mirror"])
+def test_fillers_do_not_count(views):
     """They let all ranks run equally many passes."""
     model, inputs, targets = task()
     own = batches(inputs, targets, 4)
     measures = Measures(3, ["f1_macro"])
-    expected = evaluate(model, own, FP32, measures=measures, flip=flip)
+    expected = evaluate(model, own, FP32, measures=measures, views=views)
     filled = [*own, own[0]._replace(filler=True)]
-    found = evaluate(model, filled, FP32, measures=measures, exchange=OneOfTwo(), flip=flip)
-    assert (found.figures, found.flip_figures) == (expected.figures, expected.flip_figures)
+    found = evaluate(model, filled, FP32, measures=measures, exchange=OneOfTwo(), views=views)
+    assert (found.figures, found.views_figures) == (expected.figures, expected.views_figures)
     assert np.array_equal(found.counts["confusions"], expected.counts["confusions"])
 
 

@@ -350,9 +350,9 @@ def test_the_loop_reads_at_its_log_lines_alone(tmp_path, gpu, timed):
     assert {*gpu.reads} == {(step, line) for step in (1, 3, 6) for line in (LOGGED, WAITED)}
 
 
-@pytest.mark.parametrize("what", ["pictures", "pictures and mirror images", "vit", "texts"])
+@pytest.mark.parametrize("what", ["pictures", "views of pictures", "vit", "texts"])
 def test_evaluation_reads_at_its_end(tmp_path, gpu, what):
-    flip = what == "pictures and mirror images"
+    views = "both" if what == "views of pictures" else "none"
     if what == "texts":
         trainer, test = text_trainer(tmp_path, precision="bf16"), texts(shuffle=False)
     else:
@@ -365,10 +365,10 @@ def test_evaluation_reads_at_its_end(tmp_path, gpu, what):
             test.epoch(),
             trainer.steps.precision,
             measures=Measures(3, ["f1_macro"]),
-            flip=flip,
+            views=views,
         )
     assert found.counts["confusions"].shape == (3, 3)
-    numbers = 6  # three sums of the pictures and of their mirror images, beside a matrix
+    numbers = 6  # three sums of the pictures and of their views, beside a matrix
     assert gpu.reads == [(0, EVALUATED)] * numbers + [(0, COUNTED)]
 
 

@@ -12,7 +12,7 @@ from utils.distributed.strategies.base import build_strategy
 from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.models.transformer import Transformer
-from utils.runs.prepare import _forward
+from utils.runs.prepare import forward
 from utils.training.keep_fp32 import keep_in_float32, names_of_modules, refuse_uncalled
 from utils.training.objective import Precision
 
@@ -118,7 +118,7 @@ def test_whether_modules_are_called_is_found_without_reading_data():
     model, task = small_model(), SimpleNamespace(usual_sample=lambda: torch.ones(1, 6))
     precision = Precision("fp32", CPU)
     model[1].eval()
-    refuse_uncalled(model, ["1.0"], lambda: _forward(model, task, precision))
+    refuse_uncalled(model, ["1.0"], lambda: forward(model, task.usual_sample(), precision))
     assert model[0].training and not model[1].training
 
 

@@ -1,5 +1,6 @@
 """The objective against cross-entropy written out in float64."""
 
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -81,6 +82,21 @@ def test_precision_on_a_cpu():
         "fp16",
     ]
     assert Precision("fp16", CPU).scaler().is_enabled()
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_fastest_precision_is_that_of_the_instructions(monkeypatch, machine, native):
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native)
+    arm = SimpleNamespace(_is_mkldnn_bf16_supported=lambda: native)
+    monkeypatch.setattr(torch.ops, "mkldnn", arm)
+    assert resolve_precision("fastest", CPU) == ("bf16" if native else "fp32")
+    assert resolve_precision("fastest", CPU, bf16_helps_cpus=False) == "fp32"
+    assert resolve_precision("auto", CPU) == "fp32"
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
+    gpu = torch.device("cuda")
+    assert resolve_precision("fastest", gpu) == resolve_precision("auto", gpu)
 
 
 @pytest.mark.parametrize("native", [True, False])

@@ -197,8 +197,8 @@ def test_recipe_and_flags_make_a_trials_settings(tmp_path):
 def test_mirror_images_are_for_the_recipe_not_for_trials():
     """Trials do not measure the test set, where alone --flip_test has an effect."""
     recipe = recipe_of(["--flip_test"])
-    assert "flip_test" not in recipe.of_trial({"lr": 0.2}, Rung(10, 0.2), 0)
-    assert recipe.handed_over({"lr": 0.2})["flip_test"] is True
+    assert "eval_views" not in recipe.of_trial({"lr": 0.2}, Rung(10, 0.2), 0)
+    assert recipe.handed_over({"lr": 0.2})["eval_views"] == "mirror"
 
 
 def test_contradictory_values_are_refused():

@@ -71,6 +71,14 @@ def part_of(plan: Any, place: slice | np.ndarray) -> Any:
     return None if plan is None else plan[place]
 
 
+def with_flips(plan: Any, flips: np.ndarray) -> Any:
+    """The plan, or of a chain that of its first part, with these choices of mirroring: (n,) int64,
+    1: mirrored."""
+    if hasattr(plan, "_replace"):
+        return plan._replace(flip=flips)
+    return (with_flips(plan[0], flips), *plan[1:])
+
+
 class Chain(Augmentation):
     """Several augmentations, whose plan is a tuple of theirs.
 

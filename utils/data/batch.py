@@ -14,7 +14,7 @@ from torch import Tensor
 from ..mixup.mixing import Draws, Mixing
 
 # Separate streams of random numbers, so that none depends on how much another draws.
-ORDER_STREAM, AUGMENT_STREAM, MIX_STREAM = 0, 1, 2
+ORDER_STREAM, AUGMENT_STREAM, MIX_STREAM, FLIP_STREAM = range(4)
 TRIAL_DRAWS = 32  # enough for some that mix, even if mixing is rare
 
 

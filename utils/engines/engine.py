@@ -31,7 +31,7 @@ class RunFacts:
         device: where the model is.
         compiled: the user wants the model compiled.
         shapes_vary: the inputs of one batch are of another shape than those of the next, as with
-            texts.
+            texts or --image_size_schedule.
         scales_loss: training is in fp16, with a loss scaler.
         processes: how many train together.
         accumulation: micro-batches of each rank in an optimizer step.

@@ -30,8 +30,8 @@ from ..plural import counted
 from ..reporting.answers import AnswerTable, table_file
 from ..reporting.console import PLAIN_LINE_SECONDS
 from ..reporting.csv_fields import safe_path
-from ..training.evaluation import mean_log_probabilities
 from ..training.objective import Precision
+from ..training.views import mean_log_probabilities
 from ..weights.card import ModelCard
 from .predictions import evaluating, not_a_number
 
@@ -78,7 +78,7 @@ def predict_images(
     output_csv: str | Path,
     batch_size: int,
     precision: Precision,
-    flip: bool = False,
+    views: str = "none",
     channels_last: bool = True,
     say: Callable[[str], None] = print,
     before_batch: Callable[[], None] = lambda: None,
@@ -95,7 +95,7 @@ def predict_images(
         model: on the device of `precision`; inputs (n, channels, height, width) -> logits (n,
             classes).
         batch_size: the largest number of pictures in a forward pass.
-        flip: average the probabilities over each picture and its mirror image.
+        views: average the probabilities over these views of each picture (see training/views.py).
         channels_last: memory order of the inputs.
         say: is given lines of progress (where there is no terminal) and a line on skipped files.
         before_batch: called before each forward pass; if it raises, no file is written.
@@ -130,7 +130,7 @@ def predict_images(
             before_batch()
             if rows:
                 inputs = normalize(torch.from_numpy(pictures).to(precision.device))
-                answers = answers_of(_predict(model, inputs, precision, flip))
+                answers = answers_of(_predict(model, inputs, precision, views))
                 for row, classes, p in zip(rows, *answers, strict=True):
                     if np.isnan(p).any():
                         raise not_a_number(files.paths[row])
@@ -220,12 +220,11 @@ def to_gray(pictures: np.ndarray) -> np.ndarray:
     return ((luma + 32768) >> 16).astype(np.uint8)
 
 
-def _predict(model: nn.Module, inputs: Tensor, precision: Precision, flip: bool) -> np.ndarray:
+def _predict(model: nn.Module, inputs: Tensor, precision: Precision, views: str) -> np.ndarray:
     """The probabilities, (n, classes) float32."""
     with torch.inference_mode():
         with precision.autocast():
             logits = model(inputs)
-            mirrored = model(inputs.flip(-1)) if flip else None
-        if flip:
-            return mean_log_probabilities(logits, mirrored).exp().cpu().numpy()
+            if views != "none":
+                return mean_log_probabilities(model, inputs, logits, views).exp().cpu().numpy()
         return logits.float().softmax(1).cpu().numpy()

@@ -20,7 +20,7 @@ from ..reporting.recorded import read_runs
 from ..reporting.run_folder import EVALUATED, REPORT, default_path
 from ..runs.baseline import FRACTION
 from ..runs.prepare import kept_modules, measure_split, prepare
-from ..runs.report import flip_text, report_classes, report_samples, write_page
+from ..runs.report import report_classes, report_samples, views_text, write_page
 from ..runs.resume import which_weights
 from ..runs.run import Run
 from ..settings.config import DEFAULT
@@ -78,8 +78,8 @@ def use_model(run: Run, kind: Kind, checkpoint) -> None:
 
     predict = _predict_pictures if isinstance(card, ModelCard) else _predict_texts
     count = predict(settings, model, card, output, run.precision, say, stop_if_asked)
-    flipped = ", averaged with mirror images (--flip_test)" if settings.flip_test else ""
-    say(f"{count:,} predictions: {output}{flipped}")
+    averaged = f", {views_text(views)}" if (views := settings.eval_views) != "none" else ""
+    say(f"{count:,} predictions: {output}{averaged}")
 
 
 def check_copy(file: str) -> None:
@@ -149,7 +149,7 @@ def _predict_pictures(
     files = PictureFiles(paths, card, settings.workers, settings.on_bad, settings.form, names)
     return predict_images(
         model, files, output_csv=output, batch_size=settings.batch_size, precision=precision,
-        flip=settings.flip_test, channels_last=settings.channels_last, say=say,
+        views=settings.eval_views, channels_last=settings.channels_last, say=say,
         before_batch=before_batch,
     )  # fmt: skip
 
@@ -176,7 +176,7 @@ def _predict_texts(
 def evaluate_only(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> None:
     """Evaluates `checkpoint`; None: the model as it is, with the weights of --pretrained. In the
     run's folder only the report (--report) is written; without a run only if it is asked for."""
-    folder, flip = run.resumed_folder(), run.settings.flip_test
+    folder, views = run.resumed_folder(), run.settings.eval_views
     report = run.settings.report and (folder is not None or run.origin["report"] != DEFAULT)
     ready = prepare(run, kind, checkpoint)
     task, what = ready.task, "--pretrained"
@@ -190,7 +190,7 @@ def evaluate_only(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> None:
     if other and (absent := set(range(len(classes))).difference(task.test.labels.tolist())):
         count = f"{len(absent):,} of the {len(classes):,} classes, such as {classes[min(absent)]!r}"
         run.console.say(f"note: {other} has no samples of {count}")
-    result = measure_split(run, ready, task.test, flip, records=report)
+    result = measure_split(run, ready, task.test, views, records=report)
     split = "val" if task.test is task.val else "test"
     if report:
         folder = folder or default_path(run.model_name, run.data_name)
@@ -207,8 +207,8 @@ def evaluate_only(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> None:
         f"{what}: {split}loss {result.loss:.4f}, {split}{result.in_words(result.intervals())} on "
         f"{counted(result.samples, 'sample')}" + (f" of {other}" if other else "")
     )
-    if flip:
-        run.console.say(flip_text(result))
+    if views != "none":
+        run.console.say(views_text(views, result))
 
 
 def _report_folder(settings, folder: Path, checkpoint: Checkpoint | None) -> Path:

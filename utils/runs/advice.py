@@ -1,9 +1,7 @@
 """Flags that would help where a phase of an epoch takes too much time, or memory is short."""
 
-from pathlib import Path
-
 from ..optim.table import OPTIMIZERS
-from ..training.objective import Precision
+from ..training.objective import Precision, computes_bf16
 
 
 def phase_advice(settings, precision: Precision, loader) -> dict[str, str]:
@@ -27,7 +25,7 @@ def phase_advice(settings, precision: Precision, loader) -> dict[str, str]:
         advice["data"] = f"read with more processes: --workers {2 * loader.workers or 4}"
     slower = device.type == "cpu" and not settings.bf16_helps_cpus
     fixed = settings.engine == "ort"  # which computes in float32 only
-    if precision.name == "fp32" and _computes_bf16(device) and not slower and not fixed:
+    if precision.name == "fp32" and computes_bf16(device) and not slower and not fixed:
         advice["forward_backward"] = "this machine may be faster with --precision bf16"
     elif device.type == "cuda" and not _has_or_excludes_compile(settings):
         advice["forward_backward"] = "--compile may shorten it"
@@ -53,16 +51,3 @@ def memory_advice(settings, device) -> dict[str, str]:
 def _has_or_excludes_compile(settings) -> bool:
     """Whether --compile is given, or a flag that excludes it."""
     return settings.compile or settings.cuda_graphs == "on" or settings.fused != "none"
-
-
-def _computes_bf16(device) -> bool:
-    """Whether bf16 is faster than fp32 on the device."""
-    import torch
-
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-    return "amx_bf16" in flags or "avx512_bf16" in flags

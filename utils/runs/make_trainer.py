@@ -7,13 +7,14 @@ import torch
 from ..checkpoints.checkpoint import Checkpoint, Checkpoints
 from ..checkpoints.saver import Saver
 from ..engines.engine import Engine, RunFacts, choose_engine
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..machine.nvml import open_gpu
 from ..measures.compute import wilson_interval
 from ..measures.table import OF_SKLEARN
 from ..optim.factory import is_capturable
 from ..optim.schedules import Schedule
 from ..plural import counted
+from ..settings.images import size_schedule
 from ..settings.run import save_interval
 from ..tasks.mixing import build_meta, build_mixing_control, learns_pairs
 from ..tasks.task import Task
@@ -25,6 +26,7 @@ from ..training.hardware import Hardware
 from ..training.log import TrainingLog
 from ..training.objective import Precision
 from ..training.progress import Progress
+from ..training.progressive_resizing import ProgressiveResizing, resized
 from ..training.steps import Steps
 from ..training.time_budget import Timing
 from ..training.times import Clock
@@ -40,7 +42,7 @@ from .optimization import (
     schedule_maker,
     schedule_of,
 )
-from .prepare import Ready, measure_split
+from .prepare import Ready, forward, measure_split
 from .records import open_metrics
 from .run import Run
 from .time_budget import evaluation_seconds, longest, rehearse_report, time_budget_of, time_plans
@@ -93,11 +95,33 @@ def make_plan(run: Run, ready: Ready, checkpoint: Checkpoint | None) -> Training
         eval_split="val" if task.val else "test",
         eval_every=eval_every,
         eval_on_start=settings.eval_on_start,
+        resizing=_progressive_resizing(run, ready, total_steps / steps_per_epoch),
         log_every=settings.log_every,
         early_stop_patience=settings.early_stop_patience,
         best_by=by,
         on_nonfinite=settings.on_nonfinite,
     )
+
+
+def _progressive_resizing(run: Run, ready: Ready, epochs: float) -> ProgressiveResizing | None:
+    """As --image_size_schedule says, for a run of `epochs`. UserError: the model does not take
+    pictures of that size. Collective."""
+    if (text := run.settings.image_size_schedule) is None:
+        return None
+    size, fraction = size_schedule(text)
+    sample = ready.task.usual_sample()
+    if size >= (usual := min(sample.shape[2:])):
+        raise UserError(f"--image_size_schedule {text}: the pictures have {usual} pixels already")
+    try:
+        forward(ready.model, resized(sample, size), run.precision)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise UserError(
+            f"--image_size_schedule {text}: {run.model_name} takes no pictures of {size} pixels "
+            f"({one_line(error, 200)}); leave the flag out, or take another size"
+        ) from error
+    small = int(fraction * epochs + 1e-9)  # whole epochs; 1e-9: 0.29 of 100 are 29
+    run.console.say(f"pictures of {size} pixels in {small} of {epochs:g} epochs, then of {usual}")
+    return ProgressiveResizing(size, small)
 
 
 def _note_small_validation(settings, task: Task, say: Callable[[str], None]) -> None:
@@ -159,12 +183,13 @@ def make_trainer(
     note_optimizer(settings.optimizer, steps.optimizer, exchange, run.console.say)
     metrics = open_metrics(run, checkpoint, task.card)
     gpus = run.exchange.size if run.device.type == "cuda" else 0
+    flops = ready.flops if plan.resizing is None else None  # a sample takes fewer at first
     clock = Clock(run.progress, run.device, run.started, gpus)
     log = TrainingLog(
         run.console,
         metrics,
         phase_advice(settings, run.precision, loader) | memory_advice(settings, run.device),
-        run.close_at_end(_hardware(run.precision, run.leads, ready.flops, clock)),
+        run.close_at_end(_hardware(run.precision, run.leads, flops, clock)),
     )
     timing = None
     if settings.time_budget is not None:
@@ -315,7 +340,7 @@ def run_facts(settings, precision: Precision, processes: int, ready: Ready) -> R
     return RunFacts(
         device=precision.device,
         compiled=settings.compile,
-        shapes_vary=ready.task.shapes_vary,
+        shapes_vary=ready.task.shapes_vary or settings.image_size_schedule is not None,
         scales_loss=precision.scales_loss,
         processes=processes,
         accumulation=ready.task.train.accumulation,

@@ -111,7 +111,7 @@ def prepare(run: Run, kind: Kind, checkpoint: Checkpoint | None) -> Ready:
     _say_fused(settings, run.device, say)
     kept = kept_modules(model, settings.keep_fp32, run.precision, say)
     if kept:
-        refuse_uncalled(model, kept, lambda: _forward(model, task, run.precision))
+        refuse_uncalled(model, kept, lambda: forward(model, task.usual_sample(), run.precision))
         keep_in_float32(model, kept, run.device)
     mixes_inside = getattr(model, "mixes_inside", False)
     balance = class_balance(run, task, checkpoint) if settings.action.trains else None
@@ -150,7 +150,7 @@ def measure_split(
     run: Run,
     ready: Ready,
     loader: Loader,
-    flip: bool = False,
+    views: str = "none",
     records: bool = False,
 ) -> Evaluation | None:
     """Evaluates the model on the split of `loader`; see `evaluate`. None when a signal has come.
@@ -166,7 +166,7 @@ def measure_split(
         run.interrupted,
         measures=ready.measures,
         exchange=run.exchange,
-        flip=flip,
+        views=views,
         outcomes=outcomes,
     )
 
@@ -198,12 +198,12 @@ def kept_modules(
     return names
 
 
-def _forward(model: nn.Module, task: Task, precision: Precision) -> None:
+def forward(model: nn.Module, sample, precision: Precision) -> None:
     """One sample, without gradients, in evaluation mode."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     with torch.no_grad(), precision.autocast():
-        model(task.usual_sample().to(precision.device))
+        model(sample.to(precision.device))
     for module in training:
         module.training = True
 

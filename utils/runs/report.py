@@ -92,19 +92,21 @@ class Report:
         uses_best = best is not None and settings.use != "last"
         model = best if best is not None and uses_best else test
         which = "best" if uses_best else "average" if settings.ema_decay else "last"
-        further = _prefixed("flip_test", test.flip_figures) | {
+        further = {
             "model_weights": which,
             "model_step": progress.best_step if uses_best else progress.step,
         }
+        if averages := _prefixed("views_test", test.views_figures):
+            further |= {"eval_views": settings.eval_views} | averages
         further |= _prefixed("model_test", model.figures, but=("loss", "samples"))
         further["model_test_intervals"] = intervals = model.intervals()
         if best is not None:
             further |= _prefixed("best_test", best.figures)
-            further |= _prefixed("best_flip_test", best.flip_figures)
+            further |= _prefixed("best_views_test", best.views_figures)
         entries, verdict = compare(self.run, trainer, self.ready, model, "test")
         self._write(status, test.figures, further | entries)
-        if settings.flip_test:
-            self.say(flip_text(test))
+        if averages:
+            self.say(views_text(settings.eval_views, test))
         page = self._write_answers(model, "test")
         finite = model.loss is not None and math.isfinite(model.loss)
         note = "" if finite else " (the loss is not finite)"
@@ -135,7 +137,7 @@ class Report:
         at_end = progress.evaluated or {}
         tested = at_end.get("split") == "test" and at_end["step"] == progress.step
         tested = tested and all(one.name in at_end for one in self.ready.measures.further)
-        if tested and not settings.flip_test and self._is_reported():
+        if tested and settings.eval_views == "none" and self._is_reported():
             return self._evaluated()
         self.say("measuring on the test set")
         with trainer.steps.evaluated_weights():
@@ -187,8 +189,8 @@ class Report:
             f"best on the validation split: epoch {epoch_text(progress.best_epoch)} with "
             f"{self._best_text()}, on the test set {result.in_words()}"
         )
-        if self.settings.flip_test:
-            self.say(f"the same weights, {flip_text(result)}")
+        if self.settings.eval_views != "none":
+            self.say(f"the same weights, {views_text(self.settings.eval_views, result)}")
         return result
 
     def _best_text(self) -> str:
@@ -201,8 +203,8 @@ class Report:
 
     def _measure_test_set(self) -> Evaluation:
         """Of the weights that the model holds."""
-        loader, flip = self.ready.task.test, self.settings.flip_test
-        result = measure_split(self.run, self.ready, loader, flip, records=True)
+        loader, views = self.ready.task.test, self.settings.eval_views
+        result = measure_split(self.run, self.ready, loader, views, records=True)
         if result is None:  # a signal; the finished run is saved already
             self._write("interrupted")
             raise StoppedBySignal(
@@ -309,12 +311,13 @@ class Report:
         return text if hours is None else f"{text} ({hours:.2f} GPU hours in all)"
 
 
-def flip_text(evaluation: Evaluation) -> str:
-    """The figures of --flip_test, for the console."""
-    return (
-        f"averaged with mirror images (--flip_test): loss {evaluation.flip_loss:.4f}, accuracy "
-        f"{evaluation.flip_accuracy:.2f} %"
-    )
+def views_text(views: str, evaluation: Evaluation | None = None) -> str:
+    """What --eval_views does and, of an evaluation, its figures, for the console."""
+    seen = {"mirror": "mirror images", "shift": "shifted pictures"}
+    text = f"averaged with {seen.get(views) or ' and '.join(seen.values())} (--eval_views {views})"
+    if evaluation is None:
+        return text
+    return f"{text}: loss {evaluation.views_loss:.4f}, accuracy {evaluation.views_accuracy:.2f} %"
 
 
 def _prefixed(prefix: str, figures: dict, but: tuple[str, ...] = ("samples",)) -> dict:

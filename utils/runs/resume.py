@@ -161,8 +161,9 @@ def is_finished(run: Run, checkpoint: Checkpoint, plan: TrainingPlan) -> bool:
             more = f"; to measure it on the test set: --resume {path} --final_test"
     elif settings.report and not run.folder.page.exists():
         more = f"; to write its report: --resume {path} --eval_only --report"
-    elif settings.flip_test and "flip_test_accuracy" not in summary:
-        more = f"; --resume {path} --eval_only --flip_test measures that, too"
+    elif settings.eval_views not in ("none", _measured_views(summary)):
+        views = f"--eval_views {settings.eval_views}"
+        more = f"; --resume {path} --eval_only {views} measures that, too"
     result = "not tested" if accuracy is None else f"test accuracy {accuracy:.2f} %"
     epochs = counted(round(float(summary["epochs"]), 2), "epoch")
     run.console.say(
@@ -170,6 +171,10 @@ def is_finished(run: Run, checkpoint: Checkpoint, plan: TrainingPlan) -> bool:
         f"to train longer give a larger {limit}{more}"
     )
     return True
+
+
+def _measured_views(summary: dict) -> str | None:
+    return summary.get("eval_views", "mirror" if "flip_test_accuracy" in summary else None)
 
 
 def which_weights(checkpoint: Checkpoint, folder: Path) -> str:

@@ -23,7 +23,7 @@ from ..reporting.run_folder import (
     refuse_run,
 )
 from ..settings import TrainSettings
-from ..settings.config import FILE, HOST
+from ..settings.config import FASTEST, FILE, HOST
 from ..training.progress import Progress
 from ..training.time_budget import TooShort
 
@@ -207,6 +207,14 @@ class Run:
         if settings.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
+        if FASTEST in (settings.precision, self.origin["precision"]):
+            fastest = resolve_precision(FASTEST, self.device, settings.bf16_helps_cpus)
+            text = f"--precision fastest is {fastest} on this {self.device.type.upper()}"
+            if settings.precision == FASTEST:
+                self.change_settings({"precision": fastest}, FASTEST)
+                self.console.say(text)
+            elif settings.precision != fastest:
+                self.console.say(f"note: {text}; the run keeps {settings.precision}, as it began")
         self.precision = Precision(resolve_precision(settings.precision, self.device), self.device)
         if settings.action.trains and (slow := why_slow(self.precision.name, self.device)):
             self.console.say(f"note: {slow}: --precision fp32 is faster here")

@@ -16,6 +16,7 @@ from ..training.evaluation import evaluate
 from ..training.time_budget import TimeBudget, TimePlan
 from ..training.times import Clock
 from ..training.trainer import TrainingPlan
+from ..training.views import PASSES
 from .baseline import FRACTION, IMPORT_SECONDS
 from .prepare import Ready
 from .run import Run
@@ -80,9 +81,9 @@ def time_budget_of(
 
 def _evaluations_at_end(settings, task: Task) -> float:
     """At most, in evaluations of the split that is evaluated in training."""
-    passes = 2 if settings.flip_test else 1
+    passes = PASSES[settings.eval_views]
     if task.val is None:
-        return 3 if settings.flip_test else 1
+        return 1 if passes == 1 else 1 + passes  # for the views the test set is measured again
     tests = (2 if settings.eval_every else 1) * settings.final_test  # of the last weights, the best
     return bool(settings.eval_every) + tests * passes * task.test.samples / task.val.samples
 

@@ -34,7 +34,8 @@ class TrainSettings(
 ):
     """What every training run has, whatever it trains on."""
 
-    flip_test = False  # a flag of pictures
+    eval_views = "none"  # a flag of pictures
+    image_size_schedule = None  # type: str | None  # likewise
     batch_tokens = None  # type: int | None  # a flag of texts
     grad_checkpointing = False  # a flag of vit_test.py
 

@@ -25,6 +25,7 @@ OTHER_NAMES = {
     "eps": "adam_epsilon opt_eps",
     "eval_only": "test_only",
     "eval_size": "val_crop_size",
+    "eval_views": "flip_test",
     "focal_gamma": "fl_gamma",
     "gamma": "decay_rate dr lr_gamma",
     "global_batch": "total_batch_size",
@@ -157,6 +158,7 @@ VALUE_ALIASES: dict[str, dict] = {
         "ag_news": "ag_news",
     },
     "engine": {"onnx": "ort", "onnxruntime": "ort", "ortmodule": "ort", "pytorch": "torch"},
+    "eval_views": {"true": "mirror", "false": "none"},
     "mixup_mode": {"elem": "sample"},
     "optimizer": {"adamw_torch": "adamw", "adamw_torch_fused": "adamw"},
     "precision": {

@@ -153,7 +153,7 @@ def _add_flag(group, field: dataclasses.Field) -> None:
         how = {"metavar": "NAME" if named else kind.__name__.upper()}
         how |= {"nargs": "?", "const": bare} if bare else {}
         how |= {"nargs": "+"} if field.metadata["many"] else {}
-    if kind is bool or is_switch(field.metadata):
+    if kind is bool or is_switch(field.metadata) or (bare and "none" in choices_of(field.metadata)):
         off = [f"--no_{n}" for n in names if len(n) > 1]
         _add_names(group, off, argparse.SUPPRESS, dest=name, action="store_const", const=False)
     flags = [*map(_flag, names), *(f"--{n}" for n in names if len(n) == 1)]  # --e, cut short

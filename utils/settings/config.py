@@ -43,7 +43,7 @@ INVOCATION_ONLY = (
 MODEL = "model"  # the group of a model's own flags, which are essential, too
 DEFAULT, FILE, HOST, COMMAND_LINE = "default", "YAML", "host_config", "command line"
 IMPLIED = "implied"  # by other settings that are given
-PROBED = "auto_batch"  # found at the start of the run
+PROBED, FASTEST = "auto_batch", "fastest"  # found at the start of the run
 # Settings that take each other's place: one on the command line also replaces a recipe's others.
 INSTEAD = (
     ("warmup_epochs", "warmup_ratio", "warmup_steps"),
@@ -145,9 +145,12 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
         origins = _read_origins(run / "config.yaml")
         if origins.get("report") == DEFAULT:  # in older runs the default was off
             del saved["report"]
-        if new.get("auto_batch"):  # the command that started the run may be given again
+        found = set()  # the command that started the run may be given again
+        if new.get("auto_batch"):
             found = {name for name, came in origins.items() if came == PROBED}
-            new, from_file, typed = (_without(found, given) for given in (new, from_file, typed))
+        if new.get("precision") == origins.get("precision") == FASTEST and asked_for(new)[0].trains:
+            found.add("precision")
+        new, from_file, typed = (_without(found, given) for given in (new, from_file, typed))
         spelled_out(known, as_typed, "--", {"strategy": saved.get("strategy")})  # refuses --alpha
         idle = config_class(**(values | saved | new)).without_effect()
         _check_unchanged(config_class, run, saved, _without(idle, new))
@@ -245,7 +248,8 @@ def _read_origins(path: Path) -> dict[str, str]:
     """Where the settings of a run came from, by the comments that `to_yaml` has written."""
     lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     pairs = [(line.split(":")[0], line.rpartition("  # ")[2]) for line in lines if ":" in line]
-    known = (DEFAULT, FILE, HOST, COMMAND_LINE, IMPLIED, PROBED)
+    pairs = [(canonical_name(name), came) for name, came in pairs]
+    known = (DEFAULT, FILE, HOST, COMMAND_LINE, IMPLIED, PROBED, FASTEST)
     return {name: came for name, came in pairs if came in known}
 
 

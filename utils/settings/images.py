@@ -8,7 +8,7 @@ from ..data.images.image_data import Form
 from ..data.images.sources import IMAGE_DATASETS, TEST_FRACTION
 from ..data.images.split_names import ENDINGS, class_folder
 from ..errors import UserError
-from .config import Config
+from .config import Config, refuse_beside
 from .data import data_flag
 from .distributed import process_flag
 from .engine import machine_flag
@@ -25,7 +25,8 @@ OWN_PICTURES = (*FILES, "tar", "tfrecord", "parquet")
 class PictureSettings(Config):
     unvaried = TransferSettings.unvaried | {
         **{"crop": "padded", "crop_padding": 0, "hflip": 0, "cutout": 0, "random_erasing": 0},
-        **{"auto_augment": "none", "color_jitter": "0"},
+        **{"auto_augment": "none", "color_jitter": "0", "alternate_flips": False},
+        "image_size_schedule": "none",
     }
 
     dataset: str = data_flag(
@@ -63,6 +64,12 @@ class PictureSettings(Config):
         unit="pixels",
         default_text="that of the data set; of your own files if they are alike and small, else "
         "224",
+    )
+    image_size_schedule: str | None = data_flag(
+        None,
+        "SIZE:FRACTION, as 24:0.5: train on pictures of SIZE pixels in the first FRACTION of the "
+        "epochs, then on those of full size, for a network that takes any size; they are resized "
+        "on the device, after the augmentation",
     )
     resize_mode: str = data_flag(
         "crop",
@@ -168,6 +175,11 @@ class PictureSettings(Config):
         high=1,
         default_text="0 for mnist, whose digits have no mirror image, else 0.5",
     )
+    alternate_flips: bool = overfitting_flag(
+        False,
+        "Mirror each picture in every other epoch, instead of at random: two epochs show both of "
+        "its sides",
+    )
     cutout: int = overfitting_flag(
         0,
         "Side of a black square in every training picture; 0: none (in the paper it has the mean "
@@ -205,10 +217,14 @@ class PictureSettings(Config):
         "Skip the last optimizer step of an epoch if it is smaller than the others; other pictures "
         "are skipped in every epoch",
     )
-    flip_test: bool = use_flag(
-        False,
-        "Also measure the test set with probabilities averaged over each picture and its mirror "
-        "image; with --predict, predict by these averages",
+    eval_views: str = use_flag(
+        "none",
+        "Also measure the test set with probabilities averaged over views of each picture; with "
+        "--predict, predict by these averages. mirror: it and its mirror image; shift: it, and it "
+        "moved by a pixel to the upper left and to the lower right, which weigh half as much each; "
+        "both: all of these, and their mirror images",
+        choices=("none", "mirror", "shift", "both"),
+        bare="mirror",
         resume="free",
         essential=True,
     )
@@ -280,7 +296,7 @@ class PictureSettings(Config):
                 yield "val_is_validation", reason, "eval_every"
             if not self.eval_data:
                 reason = "--val_is_validation leaves no test set"
-                yield "flip_test", reason, "val_is_validation"
+                yield "eval_views", reason, "val_is_validation"
             reason = "--val_is_validation takes val/ for validation"
             yield ("test_fraction", "val_fraction"), reason, "val_is_validation"
         if (policy := self._auto_augment()) is not None and not policy.jitters:
@@ -290,10 +306,10 @@ class PictureSettings(Config):
             yield "padding_mode", "--crop_padding is 0", "crop_padding"
         if self.action.trains and not self.final_test:
             reason = "--no_final_test measures nothing on the test set"
-            yield "flip_test", reason, "final_test"
+            yield "eval_views", reason, "final_test"
         for name, does in (("export", "writes the model"), ("dry_run", "stops after a few steps")):
             if getattr(self, name):
-                yield "flip_test", f"--{name} {does} and measures nothing", name
+                yield "eval_views", f"--{name} {does} and measures nothing", name
 
     def validate(self):
         if self.val_is_validation:
@@ -301,6 +317,7 @@ class PictureSettings(Config):
         super().validate()
         self._check_sizes()
         self._check_decoding()
+        self._check_size_schedule()
         self._auto_augment()  # raises UserError if there is no such policy
         if self.group_by is not None and self.group_column is not None:
             raise UserError("--group_by and --group_column both tell groups: leave one of them out")
@@ -315,6 +332,11 @@ class PictureSettings(Config):
             parse_jitter(self.color_jitter)
         if self.hflip is None:
             self.hflip = 0.0 if self.dataset == "mnist" else 0.5
+        if self.alternate_flips and self.hflip != 0.5:
+            raise UserError(
+                f"--alternate_flips mirrors half of the pictures in every epoch, and --hflip is "
+                f"{self.hflip:g}: leave --alternate_flips out, or take --hflip 0.5"
+            )
 
     def _auto_augment(self):
         """The Policy of --auto_augment; None: there is none."""
@@ -342,6 +364,19 @@ class PictureSettings(Config):
                 f"--val_resize {self.val_resize} and --crop_ratio {self.crop_ratio:g} both set the "
                 "crop at evaluation: leave one out"
             )
+
+    def _check_size_schedule(self):
+        if self.image_size_schedule is None:
+            return
+        size_schedule(self.image_size_schedule)
+        others = (
+            ("--time_budget", self.time_budget, "it plans by steps that take equally long"),
+            ("--engine ort", self.engine == "ort", "it takes pictures of one size"),
+            ("--cuda_graphs on", self.cuda_graphs == "on", "a graph takes pictures of one size"),
+            ("--cutmix_alpha", self.cutmix_alpha, "its boxes are for pictures of full size"),
+        )
+        if self.action.trains:
+            refuse_beside("--image_size_schedule", others)
 
     @property
     def evaluated_part(self) -> float:
@@ -394,3 +429,14 @@ class PictureSettings(Config):
         )
         if wanted and self.dataset in FILES:
             self.decode = "always"
+
+
+def size_schedule(text: str) -> tuple[int, float]:
+    """(pixels, fraction of the epochs): what --image_size_schedule says. Raises UserError."""
+    found = re.fullmatch(r"(\d+):(0?\.\d*[1-9]\d*)", text)
+    if found is None or int(found[1]) < 8:
+        raise UserError(
+            f"--image_size_schedule {text}: a size of 8 pixels or more, a colon, and a fraction of "
+            "the epochs below 1, as in 24:0.5"
+        )
+    return int(found[1]), float(found[2])

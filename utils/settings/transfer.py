@@ -29,7 +29,7 @@ class TransferSettings(Config):
     # Settings that affect the backbone alone: without effect where only the head is trained.
     of_backbone: ClassVar[Collection[str]] = ()
     # Settings by which the features of a sample vary, and their values without which they do not.
-    unvaried: ClassVar[dict[str, Any]] = {"mixup": "none", "cutmix_alpha": 0, "flip_test": False}
+    unvaried: ClassVar[dict[str, Any]] = {"mixup": "none", "cutmix_alpha": 0, "eval_views": "none"}
 
     pretrained: str | None = transfer_flag(
         None,

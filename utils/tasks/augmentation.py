@@ -14,7 +14,7 @@ from ..settings import ImageSettings
 
 
 def augmentation(settings: ImageSettings, mean: Sequence[float], train: PictureSplit) -> dict:
-    """The arguments `augment` and `later` of the loader of `train`, in the order of timm and
+    """The arguments of the loader of `train` on augmentation, which is in the order of timm and
     torchvision: crop, flip, operations on colours and shape, parts that are hidden."""
     height, width, _ = train.shape
     operations, resized = _operations(settings, mean, train), settings.crop == "resized"
@@ -34,9 +34,10 @@ def augmentation(settings: ImageSettings, mean: Sequence[float], train: PictureS
     if settings.random_erasing:
         colour = [round(255 * value) for value in mean]
         hiding.append(RandomErasing(height, width, settings.random_erasing, colour))
+    flips = {"alternate_flips": True} if settings.alternate_flips else {}
     if later:
-        return {"augment": first, "later": Chain(*later, *hiding)}
-    return {"augment": Chain(first, *hiding) if hiding else first}
+        return {"augment": first, "later": Chain(*later, *hiding)} | flips
+    return {"augment": Chain(first, *hiding) if hiding else first} | flips
 
 
 def _operations(

@@ -1,12 +1,11 @@
 """Evaluation: every sample once, in evaluation mode, by counts."""
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from ..exchange import Exchange
 from ..machine.backends import search_plans
@@ -16,6 +15,7 @@ from ..measures.outcomes import Outcomes
 from ..measures.table import MEASURES, Measure
 from ..measures.tally import Counts, Tally
 from .objective import SUMS, Precision, classification_sums, figures, stacked
+from .views import mean_log_probabilities
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Evaluation:
     loss: float  # mean cross-entropy, without label smoothing
     accuracy: float  # per cent
     samples: int
-    # Loss and accuracy of the mean probabilities of each picture and its mirror image (`flip`)
-    flip_loss: float | None = None
-    flip_accuracy: float | None = None
+    # Loss and accuracy of the mean probabilities over `views`
+    views_loss: float | None = None
+    views_accuracy: float | None = None
     # Values of further measures (None: undefined), and the counts that they are made of.
     further: dict[Measure, float | None] = field(default_factory=dict)
     counts: Counts = field(default_factory=dict)
@@ -48,11 +48,11 @@ class Evaluation:
         return wilson_interval(self.accuracy / 100 * self.samples, self.samples)
 
     @property
-    def flip_figures(self) -> dict:
-        """For the summary; empty without `flip`."""
-        if self.flip_accuracy is None:
+    def views_figures(self) -> dict:
+        """For the summary; empty without `views`."""
+        if self.views_accuracy is None:
             return {}
-        return {"loss": self.flip_loss, "accuracy": self.flip_accuracy}
+        return {"loss": self.views_loss, "accuracy": self.views_accuracy}
 
     def in_words(self, intervals: dict[str, Interval] | None = None) -> str:
         """The accuracy and the further measures, with their intervals if these are given; else only
@@ -69,22 +69,22 @@ def evaluate(
     interrupted: Callable[[], bool] = lambda: False,
     measures: Measures | None = None,
     exchange: Exchange | None = None,
-    flip: bool = False,
+    views: str = "none",
     outcomes: Outcomes | None = None,
 ) -> Evaluation | None:
     """Mean loss and accuracy of `model` over `batches`, each sample counted once.
 
     The host reads the sums once, at the end. Returns None if `interrupted()` has become true. With
     `measures` these are measured as well. With an `exchange` each rank passes its own batches, as
-    many as the others, and the counts are of all ranks. With `flip` the inputs are pictures, and a
-    second forward pass of each batch takes their mirror images. With `outcomes` they record the
-    answers.
+    many as the others, and the counts are of all ranks. With `views` the inputs are pictures, and
+    further forward passes of each batch take other views of them (see views.py). With `outcomes`
+    they record the answers.
     """
     exchange = exchange or Exchange()
     training = model.training
     model.eval()
     search_plans(False)  # the trainer decides again for each of its micro-batches
-    # Of the samples as they are, and with their mirror images.
+    # Of the samples as they are, and averaged over views.
     sums = torch.zeros(2, len(SUMS), dtype=torch.float64, device=precision.device)
     tally = None
     if measures is not None:
@@ -98,13 +98,13 @@ def evaluate(
                     return None
                 with precision.autocast():
                     logits = model(batch.inputs)
-                    mirrored = model(batch.inputs.flip(-1)) if flip else None
+                    if views != "none":
+                        log_p = mean_log_probabilities(model, batch.inputs, logits, views)
                 if exchange.size > 1 and batch.filler:
                     continue
                 loss = F.cross_entropy(logits.float(), batch.targets, reduction="sum")
                 sums[0] += stacked(classification_sums(loss, logits, batch.targets), SUMS)
-                if flip:
-                    log_p = mean_log_probabilities(logits, mirrored)
+                if views != "none":
                     loss = F.nll_loss(log_p, batch.targets, reduction="sum")
                     sums[1] += stacked(classification_sums(loss, log_p, batch.targets), SUMS)
                 if tally is not None:
@@ -114,20 +114,14 @@ def evaluate(
     finally:
         model.train(training)
     values = exchange.sum(sums).tolist()
-    plain, flipped = (dict(zip(SUMS, row, strict=True)) for row in values)
+    plain, averaged = (dict(zip(SUMS, row, strict=True)) for row in values)
     if outcomes is not None:
         outcomes.finish()
     result = Evaluation(**figures(plain), samples=int(plain["samples"]), outcomes=outcomes)
     if measures is not None and tally is not None:
         counts = tally.counts(exchange)
         result = replace(result, further=measures.values(counts, exchange), counts=counts)
-    if not flip:
+    if views == "none":
         return result
-    mean = figures(flipped)
-    return replace(result, flip_loss=mean["loss"], flip_accuracy=mean["accuracy"])
-
-
-def mean_log_probabilities(logits: Tensor, others: Tensor) -> Tensor:
-    """log((softmax(logits) + softmax(others)) / 2) in float32, (n, classes)."""
-    log_p, log_q = logits.float().log_softmax(1), others.float().log_softmax(1)
-    return torch.logaddexp(log_p, log_q) - math.log(2)
+    mean = figures(averaged)
+    return replace(result, views_loss=mean["loss"], views_accuracy=mean["accuracy"])

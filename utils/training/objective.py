@@ -17,6 +17,7 @@ SUMS = ("loss", "correct", "samples")
 # 1 - lambda for its partner's. `larger_lambda` is the sum of the larger of lambda and 1 - lambda.
 MIXED_SUMS = ("larger_lambda", "mixed", "clean_correct", "clean_samples")
 WEIGHT = "weight"  # a further sum where classes have weights: those of the samples
+X86 = ("x86_64", "AMD64")  # by `platform.machine`
 CLEAN_FRACTION = 1 / 8  # of each batch that --log_clean_accuracy also evaluates unmixed
 
 
@@ -43,25 +44,35 @@ class Precision:
         return torch.amp.GradScaler(self.device.type, enabled=self.scales_loss)
 
 
-def resolve_precision(name: str, device: torch.device) -> str:
+def resolve_precision(name: str, device: torch.device, bf16_helps_cpus: bool = True) -> str:
     """The precision that --precision `name` means on this device. For "auto": bf16 on a GPU that
-    computes in it, fp16 on an older one, fp32 on a CPU."""
-    if name != "auto":
+    computes in it, fp16 on an older one, fp32 on a CPU. "fastest" differs on CPUs that compute in
+    bf16, if that helps the model there."""
+    if name not in ("auto", "fastest"):
         return name
-    if device.type != "cuda":
-        return "fp32"
-    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    if device.type == "cuda":
+        return "bf16" if computes_bf16(device) else "fp16"
+    return "bf16" if name == "fastest" and bf16_helps_cpus and computes_bf16(device) else "fp32"
+
+
+def computes_bf16(device: torch.device) -> bool:
+    """Whether the device has instructions for bf16."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if platform.machine() in X86:
+        return torch.cpu._is_avx512_bf16_supported()  # CPUs with AMX have it, too
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def why_slow(name: str, device: torch.device) -> str:
     """Why this precision is slower than float32 on this device; "": it is not, or nobody knows."""
     if device.type != "cpu" or name == "fp32":
         return ""
-    if platform.machine() not in ("x86_64", "AMD64"):
+    if platform.machine() not in X86:
         return ""
     if name == "fp16" and not torch.cpu._is_amx_fp16_supported():
         return "fp16 takes many times as long as float32 on this CPU"
-    if name == "bf16" and not torch.cpu._is_avx512_bf16_supported():
+    if name == "bf16" and not computes_bf16(device):
         return "bf16 takes about twice as long as float32 on this CPU, which only emulates it"
     return ""
 

@@ -26,6 +26,7 @@ from .log import TrainingLog
 from .memory import peak_memory, within_memory
 from .objective import figures
 from .progress import Progress
+from .progressive_resizing import ProgressiveResizing
 from .steps import Steps
 from .time_budget import Look, Timing, TooShort
 from .times import Clock, PhaseTimes
@@ -41,6 +42,7 @@ class TrainingPlan:
     eval_split: str = "test"  # what is evaluated: "val", which decides the best step, or "test"
     eval_every: int = 1  # epochs between evaluations; 0: none
     eval_on_start: bool = False  # evaluate before the first step, too
+    resizing: ProgressiveResizing | None = None  # of training pictures; None: full size always
     log_every: int = 20  # steps between log lines
     # Evaluations on "val" without better weights or a lower loss after which training stops; None:
     # never.
@@ -213,6 +215,8 @@ class Trainer:
         for batch in self.steps.batches(self.loader, epoch, start_step):
             times.mark("data")
             self.enter("computing")
+            if plan.resizing is not None:
+                batch = plan.resizing(batch, epoch)
             self.forward_backward(batch)
             times.mark("forward_backward")
             if not batch.ends_step:

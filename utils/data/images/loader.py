@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...augment.chain import Augmentation, part_of
+from ...augment.chain import Augmentation, part_of, with_flips
 from ...to_device import to_device
-from ..batch import AUGMENT_STREAM, Batch, random_generator
+from ..batch import AUGMENT_STREAM, FLIP_STREAM, Batch, random_generator
 from ..loader import Loader
 from ..steps import Piece
 from ..workers import WorkerPool
@@ -66,6 +66,10 @@ class PictureLoader(Loader):
         step_size: samples of all ranks in a step; overrides `accumulation`.
         augment: crop, flip and so on, drawn with the loader's seed; None for evaluation.
         later: what is done after it, on the device; None: nothing.
+        alternate_flips: which of the samples are mirrored in the first epoch is drawn once, and
+            from then on each of them is mirrored in every other epoch: Jordan, "94% on CIFAR-10 in
+            3.29 Seconds on a Single GPU" (2024), arXiv 2404.00498, section 3.6. `augment`, or
+            `later` without one, begins with what mirrors.
         channels_last: memory order of the batches.
         rows: (samples,) int64, indices of the samples into the pictures; None: all, in order.
         pool: processes that read ahead; None: this process reads.
@@ -89,6 +93,7 @@ class PictureLoader(Loader):
         step_size: int | None = None,
         augment: Augmentation | None = None,
         later: Augmentation | None = None,
+        alternate_flips: bool = False,
         channels_last: bool = True,
         rows: np.ndarray | None = None,
         pool: WorkerPool | None = None,
@@ -103,6 +108,10 @@ class PictureLoader(Loader):
             **options,
         )
         self.augment, self.later = augment, later
+        self.first_flips: np.ndarray | None = None  # (samples,) int64, 1: mirrored
+        if alternate_flips:
+            generator = random_generator(self.seed, FLIP_STREAM)
+            self.first_flips = generator.integers(2, size=len(labels))
         self.normalize = Normalize(mean, std, width, device, channels_last)
         self.rows = rows
         self._pool = pool
@@ -118,6 +127,12 @@ class PictureLoader(Loader):
             plan = self.augment.draw(len(order), generator)
         if self.later is not None:
             later_plan = self.later.draw(len(order), generator)
+        if self.first_flips is not None:
+            flips = (self.first_flips[order] + epoch) % 2
+            if self.augment is not None:
+                plan = with_flips(plan, flips)
+            else:
+                later_plan = with_flips(later_plan, flips)
         rows = order if self.rows is None else self.rows[order]
 
         def part(place) -> tuple:

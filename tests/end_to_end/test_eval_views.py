@@ -1,4 +1,4 @@
-"""--flip_test: figures apart from the plain ones, which stay as they are; predictions."""
+"""--eval_views: figures apart from the plain ones, which stay as they are; predictions."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from utils.models.resnet import ResNet
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 FLAGS = [*TINY, "--epochs", "2", "--no_zero_init_residual", "--ema_decay", "0.5"]
-LINE = r"averaged with mirror images \(--flip_test\): loss ([\d.]+), accuracy ([\d.]+) %"
+LINE = r"averaged with mirror images \(--eval_views mirror\): loss ([\d.]+), accuracy ([\d.]+) %"
 PLAIN = r"test accuracy ([\d.]+) % \("
 
 
@@ -49,24 +49,24 @@ def test_both_figures_are_given(works):
     plain = works(*data, *FLAGS, "--output", "plain")
     said = works(*data, *FLAGS, "--flip_test", "--output", "run")
     told, other = summary("run"), summary("plain")
-    assert {*told} - {*other} == {"flip_test_loss", "flip_test_accuracy"}
+    assert {*told} - {*other} == {"eval_views", "views_test_loss", "views_test_accuracy"}
     for key in ("test_loss", "test_accuracy", "test_samples", "train_loss"):
         assert told[key] == other[key]
     assert metrics("run") == metrics("plain")
     assert re.findall(PLAIN, said) == re.findall(PLAIN, plain)
     [(loss, accuracy)] = re.findall(LINE, said)
-    assert float(loss) == pytest.approx(told["flip_test_loss"], abs=1e-4)
-    assert float(accuracy) == pytest.approx(told["flip_test_accuracy"], abs=0.01)
+    assert float(loss) == pytest.approx(told["views_test_loss"], abs=1e-4)
+    assert float(accuracy) == pytest.approx(told["views_test_accuracy"], abs=0.01)
 
     paths = sorted(Path("pictures/test").glob("*/*.png"))
     labels = [card("run")["classes"].index(path.parent.name) for path in paths]
     both = [answers("run", paths, "average.safetensors", mirrored) for mirrored in (False, True)]
     expected = (both[0] + both[1]) / 2
     of_labels = expected[range(len(paths)), labels]
-    assert told["flip_test_loss"] == pytest.approx(-of_labels.log().mean().item(), rel=1e-4)
+    assert told["views_test_loss"] == pytest.approx(-of_labels.log().mean().item(), rel=1e-4)
     correct = (expected.argmax(1) == torch.tensor(labels)).double().mean().item()
-    assert told["flip_test_accuracy"] == pytest.approx(100 * correct)
-    assert told["flip_test_loss"] != told["test_loss"]
+    assert told["views_test_accuracy"] == pytest.approx(100 * correct)
+    assert told["views_test_loss"] != told["test_loss"]
 
     again = works("--resume", "plain", "--eval_only", "--flip_test")
     assert re.findall(LINE, again) == [(loss, accuracy)]
@@ -75,7 +75,7 @@ def test_both_figures_are_given(works):
 
     predicted = works("--resume", "plain", "--predict", "pictures/test", "--flip_test")
     assert "6 predictions: " in predicted
-    assert ", averaged with mirror images (--flip_test)" in predicted
+    assert ", averaged with mirror images (--eval_views mirror)" in predicted
     assert_predicted("plain/predictions.csv", expected.float(), paths, "plain")
     predicted = works("--resume", "plain", "--predict", "pictures/test")
     assert "6 predictions: " in predicted
@@ -87,7 +87,8 @@ def test_the_best_weights_are_chosen_by_the_plain_figure(works):
     for flag, output in (("--no_flip_test", "plain"), ("--flip_test", "run")):
         said = works(*data, *TINY, *data[-4:], flag, "--report", "--output", output)
     told, other = summary("run"), summary("plain")
-    new = {"flip_test_loss", "flip_test_accuracy", "best_flip_test_loss", "best_flip_test_accuracy"}
+    new = {f"{of}views_test_{one}" for of in ("", "best_") for one in ("loss", "accuracy")}
+    new |= {"eval_views"}
     assert {*told} - {*other} == new
     for key in ("best_epoch", "best_val_accuracy", "best_test_loss", "test_loss"):
         assert told[key] == other[key]

@@ -1,4 +1,4 @@
-"""Several processes evaluate with mirror images as one does."""
+"""Several processes evaluate by averages over views as one does."""
 
 import pytest
 import torch
@@ -17,10 +17,10 @@ def evaluated(exchange, strategy: str, precision: str, samples: int) -> dict:
         2, n=samples, augment=False, shuffle=False, rank=exchange.rank, ranks=exchange.size, least=2
     )
     result = evaluate(
-        model, data.epoch(), Precision(precision, toy.CPU), exchange=exchange, flip=True
+        model, data.epoch(), Precision(precision, toy.CPU), exchange=exchange, views="mirror"
     )
     assert torch.is_grad_enabled()
-    return result.figures | {f"flip {k}": value for k, value in result.flip_figures.items()}
+    return result.figures | {f"views {k}": value for k, value in result.views_figures.items()}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -30,6 +30,6 @@ def test_ranks_count_as_one_process_does(worlds, strategy, precision, samples):
     one = evaluated(Exchange(), "ddp", precision, samples)
     first, second = worlds(2).run(evaluated, strategy, precision, samples)
     assert first == second and first["samples"] == samples
-    assert first["flip loss"] != first["loss"]
-    assert first["flip accuracy"] == one["flip accuracy"]
+    assert first["views loss"] != first["loss"]
+    assert first["views accuracy"] == one["views accuracy"]
     assert first == pytest.approx(one, rel=1e-6 if precision == "fp32" else 1e-2)
