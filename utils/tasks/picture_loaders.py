@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..data.images.dali import DaliGpuReader, DaliReader
+from ..data.images.dali import DaliReader
 from ..data.images.image_data import PictureSplit
 from ..data.loader import Loader
 from ..data.workers import WorkerPool
@@ -168,18 +168,17 @@ def _decoding(
     console: Console,
 ) -> _Decoding:
     workers = _workers(settings, train)
-    options = {}
     if settings.loader == "dali" and device.type == "cuda":
         # One process decodes on the GPU; these are its threads.
-        reader = partial(DaliGpuReader, device=device.index or 0, threads=max(1, workers))
+        reader = partial(DaliReader, device=device.index or 0, threads=max(1, workers))
         return _Decoding(None, {"reader": reader})
     if settings.loader == "dali":
-        options["reader"] = DaliReader
-    largest = largest_batch(settings.batch_size, train, test)
+        console.say("note: --loader dali is for NVIDIA GPUs: on a CPU the workers decode")
     if not workers:
-        return _Decoding(None, options)
+        return _Decoding(None, {})
+    largest = largest_batch(settings.batch_size, train, test)
     pool = WorkerPool(workers, largest, warn=console.say, ranks=_ranks_here())
-    return _Decoding(pool, options)
+    return _Decoding(pool, {})
 
 
 def _ranks_here() -> int:
