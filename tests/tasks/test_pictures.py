@@ -275,11 +275,11 @@ def test_dali_decodes_on_the_gpu_and_workers_on_a_cpu(load):
     settings, console = ImageSettings(), Lines()
     settings.loader, settings.workers = "dali", 3
     splits = task.data.train, task.data.test
-    picture_loaders._decoding(settings, *splits, torch.device("cpu"), console).pool.close()
+    picture_loaders._decoding(settings, *splits, torch.device("cpu"), console)[0].close()
     assert console.said == ["note: --loader dali is for NVIDIA GPUs: on a CPU the workers decode"]
-    gpu = picture_loaders._decoding(settings, *splits, torch.device("cuda", 1), console)
-    reader = gpu.options["reader"](task.data.train.pictures, None)
-    assert gpu.pool is None and isinstance(reader, DaliReader)
+    pool, options = picture_loaders._decoding(settings, *splits, torch.device("cuda", 1), console)
+    reader = options["reader"](task.data.train.pictures, None)
+    assert pool is None and isinstance(reader, DaliReader)
     assert (reader.device, reader.threads) == (1, 3)
 
 

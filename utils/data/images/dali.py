@@ -120,7 +120,7 @@ class DaliDecoder:
             found = self.pictures.decode_one(
                 int(index[place]), contents[place], windows[place], flips[place]
             )
-            out[place] = torch.from_numpy(np.ascontiguousarray(found)).to(out.device)
+            out[place] = torch.from_numpy(np.array(found)).to(out.device)
 
     def _part(self, height: int, width: int, window: np.ndarray | None) -> Part:
         if window is not None:
