@@ -266,9 +266,7 @@ class Ours:
         )
         if reason is not None:
             raise RuntimeError(f"no graph: {reason}")
-        trainer.steps = engine.steps(
-            trainer.steps.parts, trainer.loader, trainer.log.console, advice=""
-        )
+        trainer.steps = engine.steps(trainer.steps.parts, trainer.loader, trainer.log.console)
 
     def steps(self, count: int) -> float:
         """Takes `count` steps; seconds. Raises RuntimeError if graphs are wanted and refused."""

@@ -7,7 +7,7 @@
 JPEGs of smooth noise, 224 to 500 pixels a side, as a folder. All crop random windows, resize them
 to 224 (antialiased), flip, and hand over normalised float32 batches of 64, by equally many worker
 processes, which are started before the clock. All files are in the page cache. Ours is measured
-with Pillow, and with simplejpeg and DALI where they are installed (tests/dali/requirements.txt).
+with Pillow, and with simplejpeg where it is installed.
 The process that receives the batches keeps freed memory, as in training, whoever makes them.
 """
 

@@ -6,7 +6,7 @@
 
 The pictures are hard links to 600 JPEGs, 224 to 500 pixels a side, all in the page cache. After
 each tenth of an epoch: the memory that the training process and its two workers have for themselves
-(RssAnon). A line for each decoder that is installed (tests/dali/requirements.txt).
+(RssAnon). A line for each decoder that is installed.
 """
 
 import argparse

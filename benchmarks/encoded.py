@@ -12,7 +12,6 @@ from PIL import Image
 from benchmarks.made_up import CPU, MEAN, STD
 from benchmarks.pillow_reader import PillowReader
 from utils.augment.resized_crop import ResizedCrop
-from utils.data.images.dali import DaliReader
 from utils.data.images.image_data import ImageData, PictureRequest
 from utils.data.images.loader import EncodedLoader
 from utils.data.images.records import RecordReader
@@ -27,8 +26,6 @@ def readers() -> dict[str, type[RecordReader]]:
     found: dict[str, type[RecordReader]] = {"ours": PillowReader}
     if importlib.util.find_spec("simplejpeg"):
         found["ours with simplejpeg"] = RecordReader
-    if importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali"):
-        found["ours with DALI"] = DaliReader
     return found
 
 

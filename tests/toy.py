@@ -298,9 +298,7 @@ def use_engine(trainer, cuda_graphs="on", *, deterministic=False) -> None:
     )
     for line in notes:
         trainer.log.console.say(line)
-    trainer.steps = engine.steps(
-        trainer.steps.parts, trainer.loader, trainer.log.console, "take a larger batch"
-    )
+    trainer.steps = engine.steps(trainer.steps.parts, trainer.loader, trainer.log.console)
 
 
 def use_graphs(trainer, recorder, asked=True, rate_dtype=torch.float64) -> None:

@@ -81,9 +81,7 @@ class Report:
         """
         say = self.search.console.say
         rows = self.rows()
-        for line in [*self.table(rows), *self.grid_table()]:
-            say(line)
-        for line in [*verdict.lines, *self.border_notes(verdict.number)]:
+        for line in [*self.table(rows), *verdict.lines, *self.border_notes(verdict.number)]:
             say(line)
         left = sum(trial.state == TrialState.RUNNING for trial in self.trials)
         if left:
@@ -178,24 +176,6 @@ class Report:
             )
         hidden = len(rows) - len(listed)
         return aligned(lines) + ([f"... and {hidden} more in trials.csv"] if hidden > 0 else [])
-
-    def grid_table(self) -> list[str]:
-        """The scores of a grid of two settings, one down and the other across; else nothing."""
-        tuned = {tuple(point) for point in self.space.grid()} if self.study.grid else set()
-        if len(tuned) != 1 or len(keys := tuned.pop()) != 2:
-            return []
-        one, other = (one for one in self.space.parameters if one.key in keys)
-        scores = {
-            (trial.params[one.key], trial.params[other.key]): f"{trial.value:.2f}"
-            for trial in self.trials
-            if trial.state == TrialState.COMPLETE
-        }
-        corner = f"{one.name} \\ {other.name}"
-        lines = [corner + "".join(f"{shown(b):>10}" for b in other.grid)]
-        for a in one.grid:
-            cells = "".join(f"{scores.get((a, b), '-'):>10}" for b in other.grid)
-            lines.append(f"{shown(a):<{len(corner)}}{cells}")
-        return lines
 
     def csv(self, rows: list[dict]) -> str:
         title, file = self.space.title, io.StringIO()

@@ -87,8 +87,6 @@ class Study:
                 )
                 points = space.grid() if self.grid else []
                 default = space.defaults()  # including parameters that do not apply
-                if points:
-                    self._check_points([default, *points])
                 self._enqueue([default, *(p for p in points if not p.items() <= default.items())])
 
     def _keep_plan(self, plan: dict) -> None:
@@ -107,17 +105,6 @@ class Study:
                     f"{name}: the study in {self.folder} was started with {_short(before, name)}, "
                     f"not {_short(now, name)}, and its trials must be comparable: leave it as it "
                     "was, or give another --output"
-                )
-
-    def _check_points(self, points: list[dict]) -> None:
-        """UserError if a trial waits whose settings are not those of a point of the grid."""
-        known = {frozenset(point) for point in points}
-        for trial in self.trials():
-            given = trial.system_attrs.get("fixed_params", {})
-            if trial.state == TrialState.WAITING and frozenset(given) not in known:
-                raise UserError(
-                    f"the study in {self.folder} has grid points that an older version made, which "
-                    "lack settings: give another --output"
                 )
 
     def _enqueue(self, points: list[dict]) -> None:

@@ -18,19 +18,15 @@ from utils.check import arithmetic, machine
 from utils.check.arithmetic import matrix_speed, slowest
 from utils.check.context import (
     FAILS,
-    NOTE,
     OK,
-    SKIPPED,
     Check,
     Report,
     amount,
     part_of_check,
 )
-from utils.check.links import expected
-from utils.check.ranks import check_versions, folder_problem, judge, show_ranks
+from utils.check.ranks import check_versions, folder_problem, show_ranks
 from utils.check.run_check import add_findings_of_other_ranks, check_memory
 from utils.distributed import collectives
-from utils.distributed.collectives import Timing
 from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.machine import packages
@@ -61,59 +57,6 @@ def test_amounts_and_columns():
     assert amount(450e9, "B/s") == "450 GB/s" and amount(1.5e12, "FLOP/s") == "1.5 TFLOP/s"
     assert [amount(s, "s") for s in (2.0, 0.0013, 2e-5)] == ["2 s", "1.3 ms", "20 us"]
     assert aligned([("a", "bcd"), ("efg", "h")]) == ["a    bcd", "efg  h"]
-
-
-# ---- what links should give ---------------------------------------------------------------------
-
-
-def rank(
-    host="a", links=None, kind="cuda", infiniband=None, speed=None, peers=True, **environment
-) -> dict:
-    network = {"interface": "eth0", "infiniband": infiniband or {}, "bytes_per_second": speed}
-    device = {"type": kind, "links": links, "peers": peers}
-    return {"host": host, "device": device, "network": network, "environment": environment}
-
-
-NVLINK = {"nvlink": 450e9, "gpus": None, "pcie": 64e9}
-PCIE = {"nvlink": 0.0, "gpus": 0, "pcie": 32e9}
-BRIDGE = {"nvlink": 300e9, "gpus": 1, "pcie": 32e9}
-FABRIC = {"mlx5_0:1": 25e9, "mlx5_1:1": 25e9}
-
-
-@pytest.mark.parametrize(
-    ("ranks", "bandwidth", "words"),
-    [
-        ([rank(kind="cpu"), rank()], None, "CPUs"),
-        ([rank(), rank()], None, "pip install nvidia-ml-py"),
-        ([rank(links=NVLINK), rank(links=NVLINK)], 450e9, "NVLink"),
-        ([rank(links=NVLINK), rank(links=PCIE)], 32e9, "PCI Express"),
-        ([rank(links=BRIDGE)] * 2, 300e9, "NVLink"),
-        ([rank(links=BRIDGE)] * 4, 32e9, "PCI Express"),  # pairs with a bridge
-        ([rank(links=PCIE, peers=False)] * 2, 16e9, "host's memory"),
-        ([rank(links=PCIE | {"pcie": 0.0})] * 2, None, "do not tell"),
-        ([rank("a", infiniband=FABRIC), rank("b", infiniband=FABRIC)], 50e9, "all 2 active"),
-        ([rank("a", infiniband=FABRIC), rank("b", speed=12.5e9)], 12.5e9, "Ethernet by eth0"),
-        ([rank(h, infiniband=FABRIC, speed=1e9, NCCL_IB_DISABLE="1") for h in "ab"], 1e9, "eth0"),
-        ([rank("a", NVLINK, speed=3e9)] * 2 + [rank("b", NVLINK, speed=3e9)] * 2, 3e9, "eth0"),
-        ([rank("a"), rank("b")], None, "does not tell the speed of eth0"),
-    ],
-)
-def test_the_narrowest_link_says_what_to_expect(ranks, bandwidth, words):
-    found = expected(ranks)
-    assert found.bandwidth == bandwidth and words in found.why
-    assert (found.latency is None) == (bandwidth is None)
-
-
-def test_collectives_are_judged_by_the_link():
-    link = expected([rank(links=NVLINK)] * 2)
-    good = Timing("all-reduce", 30e-6, 1 << 28, 1e-3, 300e9)
-    slow = Timing("broadcast", 30e-6, 1 << 28, 1e-1, 20e9)
-    late = Timing("all-gather", 0.01, 1 << 28, 1e-3, 300e9)
-    assert [verdict for verdict, _ in judge([good], link)] == [OK]
-    ((verdict, text),) = judge([good, slow], link)
-    assert verdict == FAILS and "broadcast reaches 20 GB/s where the link gives 450 GB/s" in text
-    assert [verdict for verdict, _ in judge([late], link)] == [NOTE, OK]
-    assert judge([slow], expected([rank(kind="cpu")]))[0][0] == SKIPPED
 
 
 # ---- this process -------------------------------------------------------------------------------
@@ -239,20 +182,14 @@ def one_gpu(monkeypatch):
     """A GPU, of which PyTorch and NVML tell what is here."""
     properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3", uuid="12", major=9, minor=0)
     gpu = SimpleNamespace(read=lambda: {"gpu_use": 3.0})
-    gpu.nvlink, gpu.nvlink_gpus, gpu.pcie = lambda: 450e9, lambda: 1, lambda: 63e9
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 << 30, 80 << 30))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: True)
     monkeypatch.setattr(machine, "open_gpu", lambda uuid: gpu if uuid == "12" else None)
 
 
 def test_the_facts_of_a_gpu(one_gpu):
     facts = machine.device_facts(torch.device("cuda", 0))
-    assert (facts["name"], facts["capability"], facts["peers"]) == (
-        "NVIDIA H100 80GB HBM3", "9.0", True
-    )  # fmt: skip
-    assert facts["links"] == {"nvlink": 450e9, "gpus": 1, "pcie": 63e9}
+    assert (facts["name"], facts["capability"]) == ("NVIDIA H100 80GB HBM3", "9.0")
     assert facts["figures"] == {"gpu_use": 3.0}
 
 

@@ -30,7 +30,6 @@ def test_two_processes_are_checked_together(tmp_path):
     assert (code, err, report["result"]) == (0, "", "ok"), out
     assert [rank["rank"] for rank in report["ranks"]] == [0, 1]  # two, though there is no GPU
     assert len(report["collectives"]) == 4 and report["difference_from_one_process"] < 1e-10
-    assert "links between processes on CPUs are not judged" in out
     assert not (tmp_path / "run").exists()
 
 

@@ -19,26 +19,14 @@ MD5 = hashlib.md5(CONTENT).hexdigest()
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        server, start = self.server, 0
-        server.requests.append(self.headers.get("Range"))
+        server = self.server
         if self.path == "/missing":
             self.send_error(404)
             return
-        asked = self.headers.get("Range")
-        if asked and self.path != "/no-ranges":
-            start = int(asked.removeprefix("bytes=").removesuffix("-"))
-            if start >= len(CONTENT):
-                self.send_error(416)
-                return
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}")
-        else:
-            self.send_response(200)
-        body = CONTENT[start:]
-        self.send_header("Content-Length", str(len(body)))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(CONTENT)))
         self.end_headers()
-        if self.path == "/cut" and start == 0:
-            body = body[: len(body) // 2]
+        body = CONTENT[: len(CONTENT) // 2] if self.path == "/cut" else CONTENT
         if self.path == "/stall":
             self.wfile.write(body[:100])
             self.wfile.flush()
@@ -54,7 +42,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.requests, server.release = [], threading.Event()
+    server.release = threading.Event()
     server.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -83,30 +71,9 @@ def test_a_file_is_whole_and_alone(server, tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1  # no bar where there is no terminal
 
 
-def test_a_download_that_was_cut_off_is_continued(server, tmp_path):
-    path = tmp_path / "file"
-    fails(server.url + "/cut", path, "cut off after 512,000 of 1,024,000 bytes")
-    download(server.url + "/cut", path, SHA256, hint="")
-    assert path.read_bytes() == CONTENT
-    assert server.requests == [None, "bytes=512000-"]
-
-
-def test_a_server_that_cannot_continue_sends_it_all_again(server, tmp_path):
-    (tmp_path / "file.part").write_bytes(b"stale" * 99)
-    download(server.url + "/no-ranges", tmp_path / "file", SHA256, hint="")
-    assert (tmp_path / "file").read_bytes() == CONTENT
-
-
-def test_a_partial_file_longer_than_the_real_one_is_replaced(server, tmp_path):
-    (tmp_path / "file.part").write_bytes(CONTENT + b"more")
-    download(server.url + "/file", tmp_path / "file", SHA256, hint="")
-    assert (tmp_path / "file").read_bytes() == CONTENT
-
-
-def test_a_partial_file_of_something_else_costs_one_try(server, tmp_path):
-    (tmp_path / "file.part").write_bytes(b"stale" * 99)
-    fails(server.url + "/file", tmp_path / "file", "SHA-256")
-    download(server.url + "/file", tmp_path / "file", SHA256, hint="")
+def test_a_download_that_is_cut_off_is_an_error_and_leaves_nothing(server, tmp_path):
+    fails(server.url + "/cut", tmp_path / "file", "cut off after 512,000 of 1,024,000 bytes")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("checksum", "name"), [("0" * 64, "SHA-256"), ("0" * 32, "MD5")])
@@ -124,7 +91,7 @@ def test_md5_is_told_by_its_length(server, tmp_path):
 def test_a_checksum_of_unknown_length_fails_before_the_transfer(server, tmp_path):
     with pytest.raises(KeyError):
         download(server.url + "/file", tmp_path / "file", SHA256[:40], hint="")
-    assert not server.requests and not list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_missing_file_is_an_error_and_leaves_nothing(server, tmp_path):
@@ -160,25 +127,6 @@ def test_a_full_disk_is_an_error(server, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module.os, "fsync", full)
     fails(server.url + "/file", tmp_path / "file", "cannot write", "No space left on device")
-
-
-def test_several_at_once_download_it_once(server, tmp_path):
-    path, errors = tmp_path / "file", []
-
-    def one():
-        try:
-            download(server.url + "/file", path, SHA256, hint="")
-        except UserError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=one) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors and path.read_bytes() == CONTENT
-    assert len(server.requests) == 1
-    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
 def test_nothing_is_downloaded_beside_the_users_own_files(tmp_path):

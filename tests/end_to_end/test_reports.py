@@ -230,10 +230,9 @@ def test_out_of_memory_names_a_batch_and_loses_no_step(works, monkeypatch, capfd
         assert main([*flags, "--output", "run"]) == 2
     errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
     (line,) = errors
-    assert "--batch_size 16 does not fit, --batch_size 8 is likely to" in line
+    assert "--batch_size 16 does not fit, --batch_size 8 may" in line
     assert "--accumulation_steps 2" in line and "2.00 GiB" in line
     assert "Step 5 is saved" in line and "--pretrained run" in line
-    assert calls[5:] == [16, 8, 12, 10]
     # The command that the line names, if there is still no more memory:
     smaller = ["-b", "8", "--accumulation_steps", "2", "--pretrained", "run", "--output", "small"]
     works(*flags, "--max_steps", "1", *smaller)

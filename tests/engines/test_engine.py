@@ -47,7 +47,7 @@ def test_who_gets_graphs(tmp_path, monkeypatch, wanted, deterministic, asked):
     """asked: of the GraphedStep that is made; None: there is none."""
     monkeypatch.setattr(engine, "CudaRecorder", lambda device: device.type)
     monkeypatch.setattr(engine, "GraphedStep", lambda *args: args)
-    monkeypatch.setattr(engine, "TimedSteps", lambda *args: args[:1])
+    monkeypatch.setattr(engine, "TrainStep", lambda *args: args)
     trainer = on_a_gpu(make_trainer(tmp_path))
     parts = trainer.steps.parts
     use_engine(trainer, wanted, deterministic=deterministic)

@@ -3,9 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-from toy import make_trainer
 
-from utils.engines.launch_bound import TIMED, LaunchBound, TimedSteps
+from utils.engines.launch_bound import TIMED, LaunchBound
 
 
 class Machine:
@@ -107,51 +106,3 @@ def test_no_event_is_read_before_the_device_has_reached_it():
     launches.verdict()
     assert launches.host_ms == pytest.approx([12.0])
     assert launches.device_ms == pytest.approx([45.0])
-
-
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize(("step_ms", "bound"), [(0.0, True), (1e9, False)])
-def test_advice_is_given_once_where_there_are_no_graphs(
-    tmp_path, capsys, accumulation, step_ms, bound
-):
-    """And timing does not change the training."""
-    plain = make_trainer(tmp_path / "plain", accumulation=accumulation)
-    plain.fit()
-    said = capsys.readouterr().out
-    timed = make_trainer(tmp_path / "timed", accumulation=accumulation)
-
-    def mark():
-        return SimpleNamespace(query=lambda: True, elapsed_time=lambda end: step_ms)
-
-    launches, parts = LaunchBound(mark), timed.steps.parts
-    timed.steps = TimedSteps(parts, launches, 4, lambda: print(f"{launches}: a larger batch"))
-    timed.fit()
-    lines = [line for line in capsys.readouterr().out.splitlines() if line not in said]
-    told = [line for line in lines if line.endswith(": a larger batch")]
-    assert len(told) == bound and all("launching a step takes" in line for line in told)
-    assert timed.steps.launches is None  # it is not timed any more
-    for one, other in zip(
-        timed.steps.model.parameters(), plain.steps.model.parameters(), strict=True
-    ):
-        assert one.equal(other)
-
-
-def test_neither_the_first_step_nor_short_ones_are_timed(tmp_path):
-    trainer = make_trainer(tmp_path, batch_size=10, epochs=2)  # 23 pictures: 10, 10, 3
-    seen = []
-    launches = SimpleNamespace(
-        begin=lambda usual: seen.append(usual), end=lambda: None, verdict=lambda: None
-    )
-    trainer.steps = TimedSteps(trainer.steps.parts, launches, 10, lambda: None)
-    trainer.fit()
-    assert seen == [False, True, False, True, True, False]
-
-
-def test_texts_are_launch_bound_if_the_longest_are():
-    machine = Machine(12, 6)
-    launches = LaunchBound(machine.mark, lambda: machine.now / 1000)
-    for device in (6, 6, 45, 6):
-        machine.device = device
-        machine.step(launches)
-        machine.wait()
-    assert launches.verdict() is True and not launches.all_bound

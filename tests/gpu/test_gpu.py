@@ -1,7 +1,6 @@
 """Training, as far as only a GPU can show it; skipped where there is none."""
 
 import gc
-import re
 import time
 
 import pytest
@@ -162,7 +161,7 @@ def large(batch_size):
     )  # fmt: skip
 
 
-def test_out_of_memory_names_a_batch_that_fits(tmp_path):
+def test_out_of_memory_names_half_of_the_batch_and_leaves_nothing(tmp_path):
     """With 300 MiB, of which a batch of 4,096 pictures needs more."""
     gc.collect()
     torch.cuda.empty_cache()
@@ -173,14 +172,12 @@ def test_out_of_memory_names_a_batch_that_fits(tmp_path):
         trainer = make_trainer(tmp_path / "first", device=CUDA, data=large(4096))
         with pytest.raises(UserError, match="--batch_size 4096 does not fit") as error:
             trainer.fit()
-        fits = int(re.search(r"--batch_size (\d+) is likely to", str(error.value))[1])
-        assert 64 <= fits < 4096
-        assert f"--accumulation_steps {-(-4096 // fits)} " in str(error.value)
+        assert "--batch_size 2048 may; --accumulation_steps 2 " in str(error.value)
         assert trainer.saver.store.steps() == []  # it failed in the first step
         del trainer, error
         gc.collect()
         torch.cuda.empty_cache()
-        again = make_trainer(tmp_path / "again", device=CUDA, data=large(fits), max_steps=3)
+        again = make_trainer(tmp_path / "again", device=CUDA, data=large(256), max_steps=3)
         assert again.fit().step == 3
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, CUDA)

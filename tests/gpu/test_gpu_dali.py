@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from utils.augment.resized_crop import ResizedCrop
-from utils.data.images.dali import DaliGpuReader
+from utils.data.images.dali import DaliReader
 from utils.data.images.image_data import PictureRequest
 from utils.data.images.sources import load_image_data
 
@@ -45,7 +45,7 @@ def test_batches_are_those_of_the_cpu(data, training):
     pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI (requirements-dali.txt)")
     options = {"mean": data.mean, "std": data.std, "batch_size": 4}
     options |= {"augment": ResizedCrop(), "shuffle": True, "seed": 3} if training else {}
-    reader = partial(DaliGpuReader, device=0, threads=2)
+    reader = partial(DaliReader, device=0, threads=2)
     ours = data.train.loader(reader=reader, device=CUDA, **options)
     plain = data.train.loader(device=CPU, **options)
     levels = 255 * torch.tensor(data.std)[:, None, None]

@@ -247,11 +247,9 @@ def test_onnx_of_gray_pictures_with_metadata_and_no_paths(tmp_path):
 @needs_onnx
 def test_onnx_without_onnx_runtime(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    assert "onnx.reference is within" in export_onnx(Tiny(), CARD, tmp_path / "a.onnx")
-    monkeypatch.setattr(export_module, "REFERENCE_FLOPS", 10)
-    said = export_onnx(Tiny(), CARD, tmp_path / "b.onnx")
+    said = export_onnx(Tiny(), CARD, tmp_path / "a.onnx")
     assert said == "graph valid; not run: pip install onnxruntime to have its answers compared"
-    assert sorted(os.listdir(tmp_path)) == ["a.onnx", "b.onnx"]
+    assert os.listdir(tmp_path) == ["a.onnx"]
 
 
 @pytest.mark.slow

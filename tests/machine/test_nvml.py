@@ -9,17 +9,13 @@ from utils.machine.nvml import driver_version, open_gpu
 
 
 class FakeNvml:
-    """One GPU, "GPU-12", with two of its links active."""
-
-    NVML_NVLINK_MAX_LINKS = 4
-    NVML_NVLINK_DEVICE_TYPE_GPU, SWITCH = 0, 2
-    NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON = 90
+    """One GPU, "GPU-12"."""
 
     class NVMLError(Exception):
         pass
 
     def __init__(self):
-        self.works, self.refused, self.behind = True, set(), self.NVML_NVLINK_DEVICE_TYPE_GPU
+        self.works, self.refused = True, set()
 
     def __getattribute__(self, name: str):
         if name.startswith("nvml") and name in self.refused:
@@ -51,26 +47,6 @@ class FakeNvml:
     def nvmlDeviceGetMemoryInfo(self, handle):
         return SimpleNamespace(used=64 << 30)
 
-    def nvmlDeviceGetNvLinkState(self, handle, link: int) -> int:
-        if link == 3:
-            raise self.NVMLError("Invalid Argument")
-        return int(link < 2)
-
-    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle, link: int) -> int:
-        return self.behind
-
-    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle, link: int):
-        return SimpleNamespace(busId=b"00000000:1A:00.0")
-
-    def nvmlDeviceGetFieldValues(self, handle, fields):
-        return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=26562))]
-
-    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle) -> int:
-        return 5
-
-    def nvmlDeviceGetMaxPcieLinkWidth(self, handle) -> int:
-        return 16
-
 
 @pytest.fixture
 def nvml(monkeypatch):
@@ -87,19 +63,6 @@ def test_figures_of_a_gpu(nvml):
     nvml.refused = {"nvmlDeviceGetPowerUsage"}
     assert gpu.read().keys() == {"gpu_use", "gpu_memory_bytes"}
     assert driver_version() == "550.54.15"
-
-
-def test_links_of_a_gpu(nvml):
-    gpu = open_gpu("GPU-12")
-    assert gpu.nvlink() == 2 * 26_562e6
-    assert gpu.pcie() == pytest.approx(63e9, rel=0.01)
-    assert gpu.nvlink_gpus() == 1  # both links lead to the same one
-    nvml.behind = nvml.SWITCH
-    assert gpu.nvlink_gpus() is None
-    nvml.refused = {"nvmlDeviceGetFieldValues", "nvmlDeviceGetMaxPcieLinkWidth"}
-    assert gpu.nvlink() == gpu.pcie() == 0
-    nvml.refused = {"nvmlDeviceGetNvLinkState"}
-    assert gpu.nvlink() == 0
 
 
 def test_without_the_package_the_library_or_the_gpu(nvml, monkeypatch, tmp_path):

@@ -161,11 +161,6 @@ def test_apply_scales_every_group_by_its_own_peak():
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 2.0]
 
 
-def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match="cosine"):
-        Schedule("lineal", 10)
-
-
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_length_independent_are_the_schedules_that_the_number_of_steps_does_not_change(name):
     short, long = (

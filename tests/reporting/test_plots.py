@@ -136,33 +136,6 @@ def test_an_event_is_a_line_in_every_panel(panels):
         assert "unfrozen" in [text.get_text().strip() for text in axis.texts]
 
 
-def test_time_fractions_have_their_own_panel(panels):
-    shares = [{"data": 0.1, "optimizer": 0.9}, {"data": 0.3, "optimizer": 0.7}]
-    records = [
-        end("train", float(i), loss=1.0, average_over="epoch", time_share=share)
-        for i, share in enumerate(shares, 1)
-    ]
-    axes = panels(records)
-    assert legend(axes["time"]) == ["data 20 %", "optimizer 80 %"]
-    assert "time" not in panels(WHOLE_RUN)
-
-
-def test_a_part_of_an_epoch_counts_as_that_part(panels):
-    records = [
-        end("train", epoch, loss=1.0, average_over="epoch", time_share={"data": data})
-        for epoch, data in ((0.1, 1.0), (1.0, 0.2), (2.0, 0.2))
-    ]
-    axis = panels(records)["time"]
-    assert legend(axis) == ["data 24 %"]  # 0.1 of 2 epochs at 100 %, the rest at 20 %
-
-
-def test_the_legend_of_times_hides_no_epoch(panels):
-    record = end("train", 1.0, loss=1.0, average_over="epoch", time_share={"data": 1.0})
-    axis = panels([record])["time"]
-    axis.figure.draw_without_rendering()
-    assert axis.get_legend().get_window_extent().x0 >= axis.get_window_extent().x1
-
-
 def test_the_labels_round_a_part_of_an_epoch(panels):
     records = [end("val", i / 13, loss=1.0, accuracy=2.0 - i) for i in (1, 2)]
     assert "best epoch 0.08" in legend(panels(records, best=1 / 13)["accuracy"])
@@ -202,22 +175,3 @@ def test_rounds_of_local_steps_are_shown_with_the_distance_of_the_workers(panels
     assert other.lines[0].get_ydata()[0] == pytest.approx(10.0)
     assert axis.get_ylabel().endswith("now 512") and other.get_ylabel().endswith("now 1")
     assert "rounds" not in panels(WHOLE_RUN)
-
-
-def test_a_run_that_has_taken_no_time_has_no_panel_of_times(panels):
-    """It was resumed at the end of an epoch."""
-    axes = panels([*validated([50.0]), end("train", 1.0, loss=1.0, accuracy=50.0, time_share={})])
-    assert list(axes) == ["loss", "accuracy", "learning"]
-
-
-def test_a_phase_of_the_time_keeps_its_colour(panels):
-    """Whichever of them took longest."""
-    found = []
-    for share in ({"data": 0.2, "optimizer": 0.5}, {"data": 0.2, "optimizer": 0.1, "other": 0.4}):
-        record = end("train", 1.0, loss=1.0, average_over="epoch", time_share=share)
-        axis = panels([record])["time"]
-        _, names = axis.get_legend_handles_labels()
-        colours = [tuple(part.get_facecolor()[0]) for part in axis.collections]
-        found.append(dict(zip((name.split()[0] for name in names), colours, strict=True)))
-    assert all(found[0][phase] == found[1][phase] for phase in ("data", "optimizer"))
-    assert len({*found[1].values()}) == 3

@@ -16,7 +16,7 @@ from utils.augment.crop_flip import CropFlip
 from utils.augment.policies import Operations
 from utils.augment.random_erasing import RandomErasing
 from utils.augment.resized_crop import DecodedCrop, ResizedCrop
-from utils.data.images.dali import DaliGpuReader, DaliReader
+from utils.data.images.dali import DaliReader
 from utils.data.images.records import RecordReader
 from utils.data.images.sources import load_image_data
 from utils.errors import UserError
@@ -264,26 +264,26 @@ def test_heads_that_weights_do_not_show_are_told(monkeypatch, heads):
     assert run.console.said == ([] if heads else [note])
 
 
-def test_dali_that_is_missing_is_named_before_anything_is_read(load, tmp_path, monkeypatch):
+def test_dali_that_is_missing_is_named_before_anything_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)
-    with pytest.raises(UserError, match=r"--loader dali.*requirements-dali\.txt"):
-        load(loader="dali", data_dir=str(tmp_path / "absent"))
-
-
-def test_dali_decodes_in_workers_or_on_the_gpu(load, monkeypatch):
-    monkeypatch.setattr(picture_data, "require_dali", lambda: None)
-    flags = {"loader": "dali", "decode": "always", "workers": 3}
-    task = load(**flags)
-    assert task.pool.workers == 3
-    assert all(type(one._reader) is DaliReader for one in (task.train, task.test))
-    assert type(load(decode="always").train._reader) is RecordReader
     settings = ImageSettings()
+    settings.loader, settings.data_dir = "dali", str(tmp_path / "absent")
+    with pytest.raises(UserError, match=r"--loader dali.*requirements-dali\.txt"):
+        load_image_task(settings, torch.device("cuda"), Lines())
+
+
+def test_dali_decodes_on_the_gpu_and_workers_on_a_cpu(load):
+    task = load(loader="dali", decode="always", workers=3)
+    assert task.pool.workers == 3
+    assert all(type(one._reader) is RecordReader for one in (task.train, task.test))
+    settings, console = ImageSettings(), Lines()
     settings.loader, settings.workers = "dali", 3
-    gpu = picture_loaders._decoding(
-        settings, task.data.train, task.data.test, torch.device("cuda", 1), Lines()
-    )
-    reader = gpu.options["reader"](task.data.train.pictures, None)
-    assert gpu.pool is None and isinstance(reader, DaliGpuReader)
+    splits = task.data.train, task.data.test
+    picture_loaders._decoding(settings, *splits, torch.device("cpu"), console)[0].close()
+    assert console.said == ["note: --loader dali is for NVIDIA GPUs: on a CPU the workers decode"]
+    pool, options = picture_loaders._decoding(settings, *splits, torch.device("cuda", 1), console)
+    reader = options["reader"](task.data.train.pictures, None)
+    assert pool is None and isinstance(reader, DaliReader)
     assert (reader.device, reader.threads) == (1, 3)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fake_cuda import CUDA
 from own_optimizers import OWN
-from toy import loader, make_trainer, take_steps, use_engine
+from toy import loader, make_trainer, take_steps
 
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
@@ -18,7 +18,6 @@ from utils.augment.random_erasing import RandomErasing
 from utils.augment.resized_crop import DecodedCrop
 from utils.data.texts.equal_tokens import EqualTokensLoader
 from utils.data.texts.loader import TextLoader
-from utils.engines.launch_bound import TimedSteps
 from utils.fused import fuse
 from utils.measures.measures import Measures
 from utils.mixup.mixing import Mixing
@@ -328,12 +327,8 @@ def test_every_text(tmp_path, gpu, precision, fused, at, mixup):
 # ---- the loop, evaluation --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("timed", [False, True], ids=["plain", "launches timed"])
-def test_the_loop_reads_at_its_log_lines_alone(tmp_path, gpu, timed):
+def test_the_loop_reads_at_its_log_lines_alone(tmp_path, gpu):
     trainer = make_trainer(tmp_path, device=CUDA, log_every=3, ema_decay=0.9, on_nonfinite="skip")
-    if timed:
-        use_engine(trainer, "off")
-        assert isinstance(trainer.steps, TimedSteps)
     trainer.steps.start()
     update = trainer.update
 
@@ -345,7 +340,6 @@ def test_the_loop_reads_at_its_log_lines_alone(tmp_path, gpu, timed):
     with gpu.watched(allowed=(LOGGED, WAITED)):
         trainer.train_to_epoch_end()
     assert trainer.progress.step == 6
-    assert not timed or trainer.steps.launches is None  # no step is timed any more
     # The first step is shown, and timed.
     assert {*gpu.reads} == {(step, line) for step in (1, 3, 6) for line in (LOGGED, WAITED)}
 

@@ -6,7 +6,6 @@ from finished_studies import rows
 from small_spaces import space_of
 
 from tuning.halving import SeededSampler
-from tuning.study import Study
 from utils.errors import UserError
 from utils.optim.table import OPTIMIZERS
 
@@ -43,19 +42,6 @@ def test_a_grid_draws_nothing():
         trial.suggest_float("b", 0, 1)
 
 
-def test_points_of_an_older_version_that_lack_settings_are_refused(tmp_path, space_file):
-    """When the study is opened, before anything is queued."""
-    space, _, _ = space_of(space_file(OPTIMIZER))
-    arguments = (tmp_path / "study", {"sampler": "grid", "seed": 0, "reduction": 3}, space, 1)
-    Study(*arguments)
-    study = Study(*arguments).study
-    queued = len(study.trials)
-    study.enqueue_trial({"optimizer": "adamw"})
-    with pytest.raises(UserError, match="which lack settings: give another --output"):
-        Study(*arguments)
-    assert len(study.trials) == queued + 1
-
-
 @pytest.mark.slow
 def test_a_grid_of_optimizers(search, tmp_path, space_file):
     """Each with its own learning rates."""
@@ -84,7 +70,7 @@ def test_a_grid_of_choices(search, tmp_path):
     code, out, err = search(*words)
     assert code == 0, err
     found = [(row["sched"], row["lr"]) for row in rows(tmp_path / "study")]
-    assert len(found) == 4 == len({*found}) and "sched \\ lr" in out
+    assert len(found) == 4 == len({*found})
     assert (tmp_path / "study" / "grid.png").stat().st_size
 
 
@@ -97,7 +83,7 @@ def test_points_of_a_grid(search, tmp_path):
     points = {(float(row["alpha"]), float(row["gamma"])) for row in found}
     grid = {(a, g) for a in (0.2, 1.0) for g in (0.1, 0.3)}
     assert points == grid  # which contains the default
-    assert "alpha \\ gamma       0.1       0.3" in out and "[4/4]" in out
+    assert "[4/4]" in out
     assert len(found) == 4 and {row["state"] for row in found} == {"complete"}
     assert (tmp_path / "study" / "grid.png").stat().st_size
     code, _, err = search(*words, "--params", "alpha,gamma", "--confirm", "0")

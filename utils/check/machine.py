@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from ..launch.hosts import SECRET
-from ..launch.network import infiniband, interface_of, interface_speed, local_address
+from ..launch.network import interface_of, local_address
 from ..machine.cores import usable_cores
 from ..machine.host_memory import available_memory
 from ..machine.nvml import driver_version, open_gpu
@@ -48,9 +48,6 @@ def device_facts(device: torch.device) -> dict:
     properties = torch.cuda.get_device_properties(device)
     free, total = torch.cuda.mem_get_info(device)
     gpu = open_gpu(str(properties.uuid))
-    links = None
-    if gpu is not None:
-        links = {"nvlink": gpu.nvlink(), "gpus": gpu.nvlink_gpus(), "pcie": gpu.pcie()}
     return {
         "type": "cuda",
         "name": properties.name,
@@ -59,9 +56,6 @@ def device_facts(device: torch.device) -> dict:
         "capability": f"{properties.major}.{properties.minor}",
         "memory_bytes": total,
         "memory_free_bytes": free,
-        # Bytes per second, and to how many GPUs NVLink leads; None without NVML.
-        "links": links,
-        "peers": _peers(device),
         "figures": gpu.read() if gpu else None,
     }
 
@@ -111,8 +105,7 @@ def _on_the_bus(root: Path) -> bool:
 
 
 def network_facts(environ: Mapping[str, str]) -> dict:
-    """The interface that gloo uses, by the environment or the route to rank 0, and the ports of
-    InfiniBand."""
+    """The interface that gloo uses, by the environment or the route to rank 0."""
     host, port = environ.get("MASTER_ADDR", "localhost"), int(environ.get("MASTER_PORT", 0))
     address = local_address(host, port)
     chosen = environ.get("GLOO_SOCKET_IFNAME")
@@ -121,8 +114,6 @@ def network_facts(environ: Mapping[str, str]) -> dict:
         "interface": name,
         "chosen_by": "GLOO_SOCKET_IFNAME" if chosen else "the route to rank 0",
         "address": address,
-        "bytes_per_second": interface_speed(name),
-        "infiniband": infiniband(),
     }
 
 
@@ -139,13 +130,6 @@ def code_digest(root: Path) -> str:
     for path in sorted(path for pattern in patterns for path in root.glob(pattern)):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
-
-
-def _peers(device: torch.device) -> bool | None:
-    """Whether all GPUs that this process sees reach its own one directly; None: there are none."""
-    others = [i for i in range(torch.cuda.device_count()) if i != device.index]
-    reached = [torch.cuda.can_device_access_peer(device.index, other) for other in others]
-    return all(reached) if others else None
 
 
 def _nccl_version() -> str | None:

@@ -9,7 +9,7 @@ import uuid
 from collections import Counter
 from pathlib import Path
 
-from ..distributed.collectives import COLLECTIVES, Timing, measure
+from ..distributed.collectives import COLLECTIVES, measure
 from ..exchange import Exchange
 from ..files import reason
 from .arithmetic import (
@@ -19,7 +19,6 @@ from .arithmetic import (
     slowest,
 )
 from .context import FAILS, NETWORK, NOTE, OK, SKIPPED, Check, amount
-from .links import ENOUGH, Expected, expected
 
 CLOCKS = 2.0  # seconds by which the clocks of hosts may differ: see docs/distributed.md
 SLOW = 0.7  # a GPU below this part of the median speed fails the check
@@ -43,7 +42,7 @@ def show_ranks(check: Check) -> None:
             f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0]),
             ", ".join(f"{count} x {name}" for name, count in devices.items()),
             *(_values(members, key) for key in ("driver", "torch", "cuda", "nccl")),
-            _network(network) if network else "-",
+            network["interface"] if network else "-",
         ))  # fmt: skip
     check.report.table(rows)
 
@@ -72,23 +71,15 @@ def check_clocks(check: Check) -> None:
 
 
 def check_collectives(check: Check) -> None:
-    link = expected(check.ranks)
-    check.report.facts["expected"] = dataclasses.asdict(link)
-    rows = [("collective", "latency", "bandwidth", "of the link", "size")]
-    timings = []
+    rows, timings = [("collective", "latency", "bandwidth", "size")], []
     for name in COLLECTIVES:
         with check.part(f"{name} over all ranks", NETWORK):
-            timings.append(measure(check.run.exchange, check.run.device, name))  # type: ignore[arg-type]  # of processes
-    for timing in timings:
-        reached = "-"
-        if link.bandwidth is not None:
-            reached = f"{timing.bandwidth / link.bandwidth:.0%}"
+            timing = measure(check.run.exchange, check.run.device, name)  # type: ignore[arg-type]  # of processes
+        timings.append(dataclasses.asdict(timing))
         latency, bandwidth = amount(timing.latency, "s"), amount(timing.bandwidth, "B/s")
-        rows.append((timing.name, latency, bandwidth, reached, amount(timing.size, "B")))
-    check.report.facts["collectives"] = [dataclasses.asdict(timing) for timing in timings]
+        rows.append((name, latency, bandwidth, amount(timing.size, "B")))
+    check.report.facts["collectives"] = timings
     check.report.table(rows)
-    for verdict, text in judge(timings, link):
-        check.report.add("collectives", verdict, text)
 
 
 def check_speeds(check: Check) -> None:
@@ -139,30 +130,6 @@ def check_folder(check: Check) -> None:
     check.report.add(name, FAILS if problem else OK, f"{folder}: {problem}" if problem else text)
 
 
-def judge(timings: list[Timing], link: Expected) -> list[tuple[str, str]]:
-    """(verdict, text) of each thing to be said of the collectives."""
-    if link.bandwidth is None or link.latency is None:
-        return [(SKIPPED, link.why)]
-    given = amount(link.bandwidth, "B/s")
-    found = []
-    for timing in timings:
-        if timing.bandwidth < ENOUGH * link.bandwidth:
-            reached = amount(timing.bandwidth, "B/s")
-            found.append((
-                FAILS,
-                f"{timing.name} reaches {reached} where the link gives {given} ({link.why}), less "
-                f"than {ENOUGH:.0%}",
-            ))  # fmt: skip
-        if timing.latency > link.latency:
-            most = amount(link.latency, "s")
-            latency = amount(timing.latency, "s")
-            text = f"{timing.name} of a small tensor takes {latency}; at most {most} is assumed"
-            found.append((NOTE, text))
-    if not any(verdict == FAILS for verdict, _ in found):
-        found.append((OK, f"all reach {ENOUGH:.0%} of {given} or more ({link.why})"))
-    return found
-
-
 def _differs(ranks: list[dict], key: str) -> bool:
     return len({rank[key] for rank in ranks}) > 1
 
@@ -177,13 +144,6 @@ def _by_host(ranks: list[dict], key: str) -> str:
     for rank in ranks:
         first.setdefault(rank[key], rank["host"])
     return ", ".join(f"{value} on {host}" for value, host in first.items())
-
-
-def _network(network: dict) -> str:
-    speed = network["bytes_per_second"]
-    text = network["interface"] + (f" ({amount(speed, 'B/s')})" if speed else "")
-    ports = network["infiniband"]
-    return text + (f", {len(ports)} x InfiniBand" if ports else "")
 
 
 # ---- what hosts must have in common: the time, and the folder of the run ----------------------

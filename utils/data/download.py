@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import functools
 import hashlib
 import http.client
-import io
 import os
 import re
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from ..errors import UserError, network_cause
-from ..files import reason, sync_folder
+from ..files import written_aside
 from .progress import progress_bar
 
 # What lies in a folder that data sets are downloaded into.
@@ -35,49 +30,24 @@ _ALGORITHMS: dict[int, tuple] = {
 }
 
 
-class _TransferError(Exception):
-    """The network's part of a failed download; `str()` is the reason."""
-
-
 def download(url: str, path: str | Path, checksum: str, *, hint: str) -> None:
     """Download `url` to `path`, which appears only once its checksum is right.
 
     `checksum` is a SHA-256 or an MD5, hexadecimal: the length tells which.
 
-    The bytes arrive in `path` + ".part", which a kernel lock (it dies with its holder) guards
-    against a second process; what a cut-off or killed download left there is continued. An
-    existing `path` is left alone.
-
     Raises:
         UserError: in one line the reason and `hint`, which tells what the user can do instead.
     """
     algorithm, start_digest = _ALGORITHMS[len(checksum)]
-    path = Path(path)
-    partial = path.with_name(path.name + ".part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(partial) as file:
-            if path.exists():  # another process has just finished it
-                with contextlib.suppress(FileNotFoundError):
-                    partial.unlink()
-                return
-            try:
-                _transfer(url, file, path.name)
-            finally:
-                if os.fstat(file.fileno()).st_size == 0:
-                    partial.unlink()
-            file.seek(0)
-            if hashlib.file_digest(file, start_digest).hexdigest() != checksum:
-                partial.unlink()
-                raise _TransferError(f"the {algorithm} of what arrived is not the expected one")
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(partial, path)
-            sync_folder(path.parent)
-    except _TransferError as error:
-        raise UserError(f"cannot download {url}: {error}; {hint}") from error
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {reason(error)}; {hint}") from error
+        with written_aside(path) as aside:
+            _transfer(url, aside, Path(path).name)
+            with open(aside, "rb") as file:
+                found = hashlib.file_digest(file, start_digest).hexdigest()
+            if found != checksum:
+                raise _failed(url, f"the {algorithm} of what arrived is not the expected one")
+    except UserError as error:
+        raise UserError(f"{error}; {hint}") from error
 
 
 def refuse_strange_folder(folder: Path, dataset: str) -> None:
@@ -92,72 +62,43 @@ def refuse_strange_folder(folder: Path, dataset: str) -> None:
         )
 
 
+def _transfer(url: str, path: Path, name: str) -> None:
+    """Writes what `url` holds to `path`. Raises UserError, or OSError if it cannot be written."""
+    with _network(url):
+        response = urllib.request.urlopen(url, timeout=TIMEOUT_S)
+    length = response.headers.get("Content-Length")
+    total = int(length) if length and length.isdecimal() else None
+    size = f" ({total / 1e6:.0f} MB)" if total else ""
+    with (
+        response,
+        open(path, "wb") as file,
+        progress_bar(
+            True, f"downloading {url}{size}", desc=name, total=total, unit="B", unit_scale=True
+        ) as bar,
+    ):
+        while block := _read(url, response):
+            file.write(block)
+            bar.update(len(block))
+        if total is not None and file.tell() < total:
+            raise _failed(url, f"cut off after {file.tell():,} of {total:,} bytes")
+
+
+def _read(url: str, response: http.client.HTTPResponse) -> bytes:
+    with _network(url):
+        return response.read(_BLOCK)
+
+
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[io.BufferedRandom]:
-    """The file at `path`, made if need be, open for reading and appending, and ours alone."""
-    while True:
-        with open(path, "a+b") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    raise
-                print(f"waiting for another process that is writing {path}", file=sys.stderr)
-                fcntl.flock(file, fcntl.LOCK_EX)
-            # Whoever held it may have renamed or removed it while we waited.
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-                    yield file
-                    return
-
-
-def _transfer(url: str, file: BinaryIO, name: str) -> None:
-    """Append to `file` what it lacks of `url`; from the start if the server cannot continue."""
-    response, start = _open(url, file.seek(0, os.SEEK_END))
-    with response:
-        if start == 0:
-            file.truncate(0)
-        length = response.headers.get("Content-Length")
-        total = start + int(length) if length and length.isdecimal() else None
-        size = f" ({total / 1e6:.0f} MB)" if total else ""
-        done = start
-        with progress_bar(
-            True, f"downloading {url}{size}", desc=name, initial=start, total=total, unit="B",
-            unit_scale=True,
-        ) as bar:  # fmt: skip
-            while block := _read(response):
-                file.write(block)
-                done += len(block)
-                bar.update(len(block))
-    file.flush()
-    if total is not None and done < total:
-        raise _TransferError(
-            f"cut off after {done:,} of {total:,} bytes (the next run continues there)"
-        )
-
-
-def _open(url: str, start: int) -> tuple[http.client.HTTPResponse, int]:
-    """The response and the offset at which its body begins: `start`, or 0 if that is refused."""
-    headers = {"Range": f"bytes={start}-"} if start else {}
+def _network(url: str) -> Iterator[None]:
+    """Raises UserError for what fails in the block."""
     try:
-        request = urllib.request.Request(url, headers=headers)
-        response = urllib.request.urlopen(request, timeout=TIMEOUT_S)
+        yield
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and start:
-            return _open(url, 0)
-        raise _TransferError(f"the server answers {error.code} {error.reason}") from error
+        raise _failed(url, f"the server answers {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise _TransferError(network_cause(error)) from error
-    partial = response.status == http.HTTPStatus.PARTIAL_CONTENT
-    if partial and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-        response.close()
-        raise _TransferError("the server sends another part of the file than was asked for")
-    return response, start if partial else 0
+        raise _failed(url, network_cause(error)) from error
 
 
-def _read(response: http.client.HTTPResponse) -> bytes:
-    try:
-        return response.read(_BLOCK)
-    except (OSError, http.client.HTTPException) as error:
-        raise _TransferError(f"{network_cause(error)} (the next run continues there)") from error
+def _failed(url: str, why: str) -> UserError:
+    return UserError(f"cannot download {url}: {why}")

@@ -4,7 +4,6 @@ An engine of PyTorch is a class here that `choose_engine` tries; another one is 
 folder, a line in OTHERS and one of the choices of `--engine` (utils/settings/engine.py).
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,7 +19,6 @@ from ..training.steps import Steps
 from ..training.train_step import StepParts, TrainStep
 from .capture import CudaRecorder
 from .graphed_step import GraphedStep
-from .launch_bound import LaunchBound, TimedSteps, mark_on
 
 
 @dataclass(frozen=True)
@@ -69,20 +67,9 @@ class Engine:
         messages."""
         return strategy.called
 
-    def steps(self, parts: StepParts, loader: Loader, console: Console, advice: str) -> Steps:
-        """Makes the object that takes the optimizer steps. On a GPU some of them are timed: if they
-        are launch-bound, a line says what helps.
-
-        Args:
-            console: for messages.
-            advice: what to tell the user if steps are launch-bound and the engine cannot help.
-        """
-        device = parts.precision.device
-        if device.type != "cuda":
-            return TrainStep(parts)
-        launches = LaunchBound(functools.partial(mark_on, device))
-        whole = min(loader.step_size, loader.samples)
-        return TimedSteps(parts, launches, whole, lambda: console.say(f"{launches}: {advice}"))
+    def steps(self, parts: StepParts, loader: Loader, console: Console) -> Steps:
+        """Makes the object that takes the optimizer steps. `console`: for messages."""
+        return TrainStep(parts)
 
 
 class Compile(Engine):
@@ -130,7 +117,7 @@ class CudaGraphs(Engine):
             return "a model from elsewhere may decide something on the host"
         return None
 
-    def steps(self, parts: StepParts, loader: Loader, console: Console, advice: str) -> GraphedStep:
+    def steps(self, parts: StepParts, loader: Loader, console: Console) -> GraphedStep:
         recorder = CudaRecorder(parts.precision.device)
         return GraphedStep(parts, loader, console, recorder, self.asked)
 

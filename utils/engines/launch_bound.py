@@ -1,5 +1,4 @@
-"""Finds out whether optimizer steps are launch-bound. A CUDA graph then makes them faster; without
-one, a larger batch takes hardly longer.
+"""Finds out whether optimizer steps are launch-bound: a CUDA graph then makes them faster.
 
 A GPU that is faster than the host waits for each launch, so that a step takes hardly longer than
 its launches. A step is called launch-bound if
@@ -19,8 +18,6 @@ from collections.abc import Callable
 
 import torch
 from torch.cuda import Event
-
-from ..training.train_step import StepParts, TrainStep
 
 TIMED = 3  # steps
 SLACK = 1.2  # after the last launch the GPU still has to finish the last kernels
@@ -63,12 +60,6 @@ class LaunchBound:
             return None
         return min(self.device_ms) <= SLACK * min(self.host_ms)
 
-    @property
-    def all_bound(self) -> bool:
-        """Whether every timed step was launch-bound."""
-        pairs = zip(self.device_ms, self.host_ms, strict=True)
-        return all(device <= SLACK * host for device, host in pairs)
-
     def _read(self) -> None:
         if self._unread is not None and self._unread[1].query():
             start, end, host = self._unread
@@ -85,42 +76,3 @@ def mark_on(device: torch.device) -> Event:
     event = torch.cuda.Event(enable_timing=True)
     event.record(torch.cuda.current_stream(device))
     return event
-
-
-class TimedSteps(TrainStep):
-    """A TrainStep that times a few of its steps, and calls `tell` if all of these were
-    launch-bound. (All, because steps of texts differ in size.)
-
-    Args:
-        parts: of the step.
-        launches: times them.
-        whole: samples in an ordinary step; a step of less than half as many is not timed.
-        tell: called once at most.
-    """
-
-    def __init__(
-        self, parts: StepParts, launches: LaunchBound, whole: int, tell: Callable[[], None]
-    ):
-        super().__init__(parts)
-        self.whole, self.tell = whole, tell
-        self.launches: LaunchBound | None = launches  # None: enough steps have been timed
-        self._steps, self._begun = 0, False
-
-    def forward_backward(self, batch) -> None:
-        if self.launches is not None and not self._begun:
-            self._begun = True
-            short = 2 * batch.step_samples < self.whole
-            self.launches.begin(usual=self._steps > 0 and not short)
-        super().forward_backward(batch)
-
-    def update(self) -> None:
-        super().update()
-        if self.launches is None:
-            return
-        self.launches.end()
-        self._steps, self._begun = self._steps + 1, False
-        if self.launches.verdict() is None:
-            return
-        if self.launches.all_bound:
-            self.tell()
-        self.launches = None

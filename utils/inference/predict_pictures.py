@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -33,7 +34,7 @@ from ..reporting.csv_fields import safe_path
 from ..training.objective import Precision
 from ..training.views import mean_log_probabilities
 from ..weights.card import ModelCard
-from .predictions import evaluating, not_a_number
+from .predictions import not_a_number
 
 # How a table of predictions begins, today and formerly.
 HEADERS = codecs.BOM_UTF8 + b"file,predicted,probability,", b"file,class,probability\n"
@@ -115,10 +116,10 @@ def predict_images(
         )
     normalize = Normalize(card.mean, card.std, card.width, precision.device, channels_last)
     terminal, told = sys.stderr.isatty(), time.monotonic()
+    model.eval()
     written = 0  # names of a list that have a row
     predicted = 0  # pictures that have a class
     with (
-        evaluating(model),
         table_file(output_csv) as file,
         tqdm(
             desc="predicting", total=total, unit=" pictures", disable=not terminal, leave=False
@@ -211,13 +212,9 @@ class PictureFiles:
 
 
 def to_gray(pictures: np.ndarray) -> np.ndarray:
-    """(n, height, width, 3) uint8 -> (n, height, width, 1) uint8, as Pillow's convert("L") does.
-
-    The luma of ITU-R Recommendation BT.601: 0.299 red + 0.587 green + 0.114 blue, rounded.
-    """
-    weights = np.array([19595, 38470, 7471], np.uint32)  # in 1/65536; they add up to 1
-    luma = (pictures.astype(np.uint32) * weights).sum(-1, keepdims=True, dtype=np.uint32)
-    return ((luma + 32768) >> 16).astype(np.uint8)
+    """(n, height, width, 3) uint8 -> (n, height, width, 1) uint8."""
+    luma = [np.asarray(Image.fromarray(picture).convert("L")) for picture in pictures]
+    return np.stack(luma)[..., None] if luma else pictures[..., :1]
 
 
 def _predict(model: nn.Module, inputs: Tensor, precision: Precision, views: str) -> np.ndarray:

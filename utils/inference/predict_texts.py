@@ -18,7 +18,7 @@ from ..reporting.csv_fields import safe_text
 from ..tasks.sample_names import id_headings, ids_of_lines
 from ..training.objective import Precision
 from ..weights.card import TextCard
-from .predictions import evaluating, not_a_number
+from .predictions import not_a_number
 
 CHUNK = 8192  # texts that are encoded, and sorted by length, at a time
 
@@ -59,7 +59,8 @@ def predict_texts(
     rows = read_texts(path, request, classes=card.classes, line_end=card.line_end, say=say)
     ids, no_ids = ids_of_lines(path, id_columns, request.encoding), [""] * len(id_columns)
     tokenizer, encoded = tokenizer_from_json(card.tokenizer), []
-    with evaluating(model), table_file(output_csv) as file:
+    model.eval()
+    with table_file(output_csv) as file:
         table = AnswerTable(file, card.classes, ["line", *id_headings(id_columns), "text"])
         for start in range(0, len(rows), CHUNK):
             chunk = rows[start : start + CHUNK]

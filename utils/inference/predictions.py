@@ -1,22 +1,6 @@
 """What predictions of pictures and of texts share."""
 
-import contextlib
-from collections.abc import Iterator
-
-from torch import nn
-
 from ..errors import UserError
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """A context in which the model is in evaluation mode."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 def not_a_number(sample: str) -> UserError:

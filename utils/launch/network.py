@@ -5,7 +5,6 @@ import fcntl
 import os
 import socket
 import struct
-from pathlib import Path
 
 from ..errors import UserError
 
@@ -89,31 +88,3 @@ def _own_address() -> str:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
         return LOOPBACK
-
-
-def interface_speed(name: str, root: Path = Path("/")) -> float | None:
-    """Bytes per second of a network interface; None: the system does not say it, as of loopback and
-    of virtual ones.
-
-    Args:
-        root: of the file system whose /sys is read.
-    """
-    try:
-        megabits = int((root / "sys/class/net" / name / "speed").read_text())
-    except (OSError, ValueError):
-        return None
-    return megabits * 1e6 / 8 if megabits > 0 else None
-
-
-def infiniband(root: Path = Path("/")) -> dict[str, float]:
-    """{port: bytes per second} of the active ports of InfiniBand or RoCE, as in "mlx5_0:1"."""
-    found = {}
-    for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
-        try:
-            active = (port / "state").read_text().split(":")[-1].strip() == "ACTIVE"
-            gigabits = float((port / "rate").read_text().split()[0])  # "200 Gb/sec (4X HDR)"
-        except (OSError, ValueError, IndexError):
-            continue
-        if active:
-            found[f"{port.parents[1].name}:{port.name}"] = gigabits * 1e9 / 8
-    return found

@@ -218,12 +218,6 @@ class Mixing:
     update_every: int = 1
     strength: Callable[[int], float] | None = None
 
-    def __post_init__(self):
-        if self.alpha < 0 or self.cutmix_alpha < 0 or not self.alpha + self.cutmix_alpha:
-            raise ValueError("alpha or cutmix_alpha must be above 0, and none below")
-        if self.meta_form not in (None, "policy", "sample"):
-            raise ValueError(f"meta_form is None, 'policy' or 'sample', not {self.meta_form!r}")
-
     def with_block(self, block: int) -> Mixing:
         """The same, with partners within blocks of another size."""
         return dataclasses.replace(self, block=block)

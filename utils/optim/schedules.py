@@ -65,10 +65,6 @@ class Schedule:
     corrections: list[tuple[int, int]] = field(default_factory=list)
     stretches: bool = True
 
-    def __post_init__(self):
-        if self.name not in SCHEDULES:
-            raise ValueError(f"the schedule is one of {sorted(SCHEDULES)}, not {self.name!r}")
-
     def factor(self, step: int) -> float:
         if self.epoch_steps is not None:
             epoch, warmup = step // self.epoch_steps, self.warmup_steps / self.epoch_steps

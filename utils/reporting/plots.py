@@ -1,11 +1,9 @@
-"""curves.png: loss, accuracy, learning rate and phases of the time, over the epochs of a run."""
+"""curves.png: loss, accuracy and learning rate over the epochs of a run."""
 
 import io
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
-from operator import mul
 from pathlib import Path
 
 from ..files import replace_file
@@ -15,11 +13,6 @@ from ..plural import counted
 from .console import epoch_text
 
 COLOURS = {"train": "tab:blue", "val": "tab:orange", "test": "tab:green"}
-# Of the phases of an epoch; the wait for data, which the user can reduce, is red.
-PHASE_COLOURS = {
-    "data": "tab:red", "forward_backward": "#9ecae1", "optimizer": "#bcbddc",
-    "evaluation": "#a1d99b", "checkpoint": "#fdd0a2", "other": "#c7c7c7",
-}  # fmt: skip
 LEGEND = {"frameon": True, "framealpha": 0.7, "edgecolor": "none", "fontsize": 8}
 # Curves with more points than this have no markers.
 MARKED_POINTS = 60
@@ -41,8 +34,8 @@ def draw_curves(
 
     Faint lines are training figures of each log line, strong ones those of whole epochs. A star
     marks the best epoch, a dotted line each record with an "event".
-    There is one more panel if records have "time_share", one if they have "lambda", one if they
-    have "strength", and one if they have "round_steps".
+    There is one more panel if records have "lambda", one if they have "strength", and one if they
+    have "round_steps".
 
     Raises:
         OSError: the file cannot be written.
@@ -54,12 +47,11 @@ def draw_curves(
     further: list[tuple[Callable, list[dict]]] = [
         (draw, having)
         for draw, key in (
-            (_draw_times, "time_share"),
             (_draw_lambda, "lambda"),
             (_draw_strength, "strength"),
             (_draw_rounds, "round_steps"),
         )
-        if (having := [r for r in records if r.get(key) not in (None, {})])
+        if (having := [r for r in records if r.get(key) is not None])
     ]
     if having := [r for r in records if any(measure.name in r for measure in measures)]:
         further.insert(0, (partial(_draw_measures, measures=measures), having))
@@ -220,27 +212,6 @@ def _draw_rounds(axis, records: list[dict]) -> None:
     axis.set_title("rounds of local steps")
 
 
-def _draw_times(axis, records: list[dict]) -> None:
-    """The fraction of each epoch's time that each phase took, stacked."""
-    ends = [0.0, *(r["epoch"] for r in records)]
-    epochs = [end - begin for begin, end in pairwise(ends)]
-    shares: dict[str, list[float]] = {}
-    for place, record in enumerate(records):
-        for phase, fraction in record["time_share"].items():
-            shares.setdefault(phase, [0.0] * len(records))[place] = 100 * _number(fraction)
-    means = {phase: sum(map(mul, values, epochs)) / sum(epochs) for phase, values in shares.items()}
-    phases = sorted(means, key=lambda phase: (phase != "data", -means[phase]))
-    # Each epoch is a horizontal line from its beginning to its end.
-    parts = [[shares[phase][0], *shares[phase]] for phase in phases]
-    labels = [f"{phase} {means[phase]:.0f} %" for phase in phases]
-    colours = [PHASE_COLOURS.get(phase, PHASE_COLOURS["other"]) for phase in phases]
-    axis.stackplot(ends, parts, labels=labels, colors=colours, alpha=0.75, lw=0, step="pre")
-    axis.set_ylim(0, 100)
-    axis.set_title("time (%)")
-    # Beside the panel, which is filled to its edges.
-    axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-
-
 def _mark_events(axis, records: list[dict]) -> None:
     for record in records:
         if record.get("event"):
@@ -280,7 +251,3 @@ def _curve(records: list[dict], key: str) -> tuple[list, list]:
 
 def _is_finite(value) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
-
-
-def _number(value) -> float:
-    return float(value) if _is_finite(value) else 0.0

@@ -32,11 +32,6 @@ def phase_advice(settings, precision: Precision, loader) -> dict[str, str]:
     return advice
 
 
-def launch_advice(loader) -> str:
-    """What helps where a GPU's steps are launch-bound and there are no graphs."""
-    return f"the GPU waits for the host: a larger {loader.batch_flag} gives it more to do"
-
-
 def memory_advice(settings, device) -> dict[str, str]:
     """{"memory": what else may help where it has run out}."""
     if device.type == "cpu":  # recomputing saves little, as the heap is fragmented

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 
 from ..data.loader import Loader
-from ..machine.packages import OPTIONAL, installed
 from ..plural import counted
 from ..reporting.console import duration
 from ..reporting.run_folder import RUNS
@@ -77,12 +76,6 @@ def rehearse(run: Run, trainer: Trainer, task: Task) -> None:
     if isinstance(card, ModelCard) and run.leads:
         path = Path(f"{settings.output or RUNS / 'run'}-batch.png")
         say(f"  a batch        {_draw_batch(path, loader, card)}")
-    there = installed(OPTIONAL)
-    missing = [package for package in OPTIONAL if there[package.name] is None]
-    for package in missing:
-        say(f"  not installed  {package.name}, for {package.purpose}: pip install {package.name}")
-    if not missing:
-        say("  packages       all optional ones are installed")
     say("dry run: no run was kept; decoded pictures, encoded texts or features stay in --cache_dir")
 
 

@@ -32,7 +32,7 @@ from ..training.time_budget import Timing
 from ..training.times import Clock
 from ..training.train_step import StepParts
 from ..training.trainer import Trainer, TrainingPlan
-from .advice import launch_advice, memory_advice, phase_advice
+from .advice import memory_advice, phase_advice
 from .local import build_local_steps, rule_of
 from .optimization import (
     build_optimizer_of,
@@ -178,7 +178,7 @@ def make_trainer(
         steps = build_local_steps(run, ready, loader, rule, make_parts)
     else:
         parts = make_parts(Guard(ready.model, ready.strategy), run.progress)
-        steps = engine.steps(parts, loader, run.console, launch_advice(loader))
+        steps = engine.steps(parts, loader, run.console)
     exchange = ready.strategy.optimizer_exchange
     note_optimizer(settings.optimizer, steps.optimizer, exchange, run.console.say)
     metrics = open_metrics(run, checkpoint, task.card)

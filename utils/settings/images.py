@@ -131,7 +131,7 @@ class PictureSettings(Config):
     loader: str = data_flag(
         "workers",
         "What decodes JPEGs while training: workers, processes with Pillow or simplejpeg; or dali, "
-        "NVIDIA DALI, an extra package (requirements-dali.txt), on the GPU if the run uses one",
+        "NVIDIA DALI, an extra package (requirements-dali.txt), on an NVIDIA GPU",
         choices=("workers", "dali"),
         resume="evaluation",
     )

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..data.class_names import names_notes
-from ..data.images.dali import require_dali
 from ..data.images.image_data import ImageData, PictureRequest, PictureSplit
 from ..data.images.sources import load_image_data
 from ..data.labels import key_of, relabelled
@@ -43,8 +42,6 @@ def load_splits(settings: ImageSettings, console: Console, exchange: Exchange, c
         card: the ModelCard of the trained model for which all pictures of --eval_data are read;
             else not used.
     """
-    if settings.loader == "dali":
-        require_dali()
     measured = settings.eval_data
     if measured:
         settings = _for_all_of(measured, settings, card)

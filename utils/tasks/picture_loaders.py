@@ -4,12 +4,11 @@ import math
 import os
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from ..data.images.dali import DaliGpuReader, DaliReader
+from ..data.images.dali import DaliReader
 from ..data.images.image_data import PictureSplit
 from ..data.loader import Loader
 from ..data.workers import WorkerPool
@@ -91,8 +90,7 @@ def make_loaders(
         workers: among whom training steps are divided.
     """
     data, train, val = splits
-    decoding = _decoding(settings, train, data.test, device, console)
-    pool = decoding.pool
+    pool, decoding = _decoding(settings, train, data.test, device, console)
     _check_repeats(settings, len(train), workers)
 
     def loader(split: PictureSplit, pool=pool, **options) -> Loader:
@@ -105,7 +103,7 @@ def make_loaders(
             device=device,
             channels_last=settings.channels_last,
             least=1 if settings.sync_bn else 2,
-            **decoding.options,
+            **decoding,
             **ranks | options,
         )
 
@@ -168,33 +166,25 @@ def _check_repeats(settings: ImageSettings, samples: int, workers: Workers) -> N
         )
 
 
-class _Decoding(NamedTuple):
-    """How the loaders read pictures."""
-
-    pool: WorkerPool | None
-    options: dict  # of `PictureSplit.loader`
-
-
 def _decoding(
     settings: ImageSettings,
     train: PictureSplit,
     test: PictureSplit,
     device: torch.device,
     console: Console,
-) -> _Decoding:
+) -> tuple[WorkerPool | None, dict]:
+    """(processes that read pictures, if there are any; options of `PictureSplit.loader`)."""
     workers = _workers(settings, train)
-    options = {}
     if settings.loader == "dali" and device.type == "cuda":
         # One process decodes on the GPU; these are its threads.
-        reader = partial(DaliGpuReader, device=device.index or 0, threads=max(1, workers))
-        return _Decoding(None, {"reader": reader})
+        reader = partial(DaliReader, device=device.index or 0, threads=max(1, workers))
+        return None, {"reader": reader}
     if settings.loader == "dali":
-        options["reader"] = DaliReader
-    largest = largest_batch(settings.batch_size, train, test)
+        console.say("note: --loader dali is for NVIDIA GPUs: on a CPU the workers decode")
     if not workers:
-        return _Decoding(None, options)
-    pool = WorkerPool(workers, largest, warn=console.say, ranks=_ranks_here())
-    return _Decoding(pool, options)
+        return None, {}
+    largest = largest_batch(settings.batch_size, train, test)
+    return WorkerPool(workers, largest, warn=console.say, ranks=_ranks_here()), {}
 
 
 def _ranks_here() -> int:

@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 
 import torch
 
+from ..data.images.dali import require_dali
 from ..errors import UserError
 from ..exchange import Exchange
 from ..local.workers import Workers
@@ -34,6 +35,8 @@ def load_image_task(
         exchange: with the other ranks; None: a single process.
         workers: among whom training steps are divided; None: the ranks.
     """
+    if settings.loader == "dali" and device.type == "cuda":
+        require_dali()  # before anything is read
     exchange = exchange or Exchange()
     workers = workers or Workers.divide(exchange.size, exchange.rank, exchange.size)
     splits = load_splits(settings, console, exchange, source)

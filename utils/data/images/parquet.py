@@ -16,34 +16,31 @@ read as `--dataset tar` is: as fast, with as little memory, for the disk space o
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import re
-import tarfile
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import UserError, one_line
-from ...files import reason, sync_folder
+from ...files import reason
 from ...machine.packages import require
 from ...plural import counted
-from ..cache_folder import LOCK, remove_abandoned, require_space, temporary_folder
+from ..cache_folder import built, require_space
 from ..progress import progress_bar
 from .csv_lists import LABEL_NAMES, known_columns
+from .decode import in_threads
 from .encoded_data import load_encoded
 from .image_data import ImageData, PictureRequest
 from .records import File
 from .shards import divided, files_below, find_shards, listed_classes
 from .split_names import first_word
-from .tar import TarShard, add_sample
+from .tar import TarShard, add_sample, new_tar
 
-VERSION = 1  # of unpacking; part of the names of unpacked files
+VERSION = 1  # of unpacking; part of the key of the cache
 ROWS_AT_ONCE = 64
 HEADERS = 2048  # bytes that a tar file needs for a sample, besides the picture
 # Types of columns.
@@ -177,33 +174,22 @@ def _unpack_all(
     root: Path, names: dict[str, list[str]], columns: Columns, request: PictureRequest
 ) -> dict[str, Path]:
     """File -> the tar file that it is unpacked into, by an earlier run or now."""
-    place = hashlib.sha256(os.path.realpath(root).encode()).hexdigest()[:16]
-    folder = Path(os.path.abspath(request.cache_dir)) / f"parquet-{place}"
     files = [name for split in names.values() for name in split]
-    unpacked = {name: folder / _unpacked_name(root, name, columns) for name in files}
-    if not all(path.exists() for path in unpacked.values()):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with open(folder / LOCK, "ab") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                remove_abandoned(folder)
-                todo = {root / name: path for name, path in unpacked.items() if not path.exists()}
-                require_space(folder, sum(map(_unpacked_size, todo)), f"unpacking {root}")
-                if todo:  # else another process has unpacked them meanwhile
-                    _unpack(todo, columns, request)
-                    sync_folder(folder)
-        except OSError as error:
-            raise UserError(
-                f"cannot unpack pictures into {folder}: {reason(error)}; choose another folder "
-                "with --cache_dir"
-            ) from error
-    return unpacked
-
-
-def _unpacked_name(root: Path, name: str, columns: Columns) -> str:
-    what = [VERSION, *File.at(root, name), columns.image, columns.label]
+    what = [VERSION, columns.image, columns.label, [File.at(root, name) for name in files]]
     key = hashlib.sha256(json.dumps(what).encode()).hexdigest()
-    return f"{Path(name).stem}-{key[:16]}.tar"
+    folder = Path(os.path.abspath(request.cache_dir)) / f"parquet-{key[:32]}"
+    unpacked = {name: folder / f"{number:05}.tar" for number, name in enumerate(files)}
+
+    def opened() -> dict[str, Path] | None:
+        return unpacked if all(path.exists() for path in unpacked.values()) else None
+
+    def fill(temporary: Path) -> None:
+        todo = [(root / name, temporary / path.name) for name, path in unpacked.items()]
+        needed = sum(_unpacked_size(file) for file, _ in todo)
+        require_space(folder.parent, needed, f"unpacking {root}")
+        _unpack(todo, columns, request)
+
+    return opened() or built(folder, opened, fill, "unpacked pictures")
 
 
 def _unpacked_size(path: Path) -> int:
@@ -211,37 +197,28 @@ def _unpacked_size(path: Path) -> int:
         return os.stat(path).st_size + HEADERS * file.metadata.num_rows
 
 
-def _unpack(todo: dict[Path, Path], columns: Columns, request: PictureRequest) -> None:
-    size = sum(os.stat(path).st_size for path in todo)
-    line = f"unpacking {counted(len(todo), 'Parquet file')} ({size / 1e6:,.0f} MB), once"
-    stopped = threading.Event()
+def _unpack(todo: list[tuple[Path, Path]], columns: Columns, request: PictureRequest) -> None:
+    """Unpacks each (Parquet file, tar file)."""
+    total = sum(os.stat(source).st_size for source, _ in todo)
+    line = f"unpacking {counted(len(todo), 'Parquet file')} ({total / 1e6:,.0f} MB), once"
 
-    def unpack(path: Path) -> None:
-        state, place = os.stat(path), todo[path]
-        with temporary_folder(place.parent) as temporary:
-            with open(temporary / place.name, "wb") as file:
-                with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-                    for row, (picture, label) in enumerate(_rows(path, columns)):
-                        if stopped.is_set():
-                            raise UserError("another file could not be unpacked")
-                        add_sample(archive, row, _ending(picture or b""), picture or b"", label)
-                file.flush()
-                os.fsync(file.fileno())
-            # Another process may unpack the same: it makes no difference whose file stays.
-            os.utime(temporary / place.name, ns=(state.st_mtime_ns, state.st_mtime_ns))
-            os.replace(temporary / place.name, place)
-        bar.update(state.st_size)
+    def unpack(files: tuple[Path, Path]) -> int:
+        source, place = files
+        state = os.stat(source)
+        with new_tar(place) as archive:
+            for row, (picture, label) in enumerate(_rows(source, columns)):
+                add_sample(archive, row, _ending(picture or b""), picture or b"", label)
+        os.utime(place, ns=(state.st_mtime_ns, state.st_mtime_ns))  # unpacked anew, it is the same
+        return state.st_size
 
-    pool = ThreadPoolExecutor(request.threads, thread_name_prefix="unpack")
-    with progress_bar(
-        request.progress, line, desc="unpacking", total=size, unit="B", unit_scale=True
-    ) as bar:
-        try:
-            for future in [pool.submit(unpack, path) for path in todo]:
-                future.result()
-        finally:
-            stopped.set()
-            pool.shutdown(cancel_futures=True)
+    with (
+        progress_bar(
+            request.progress, line, desc="unpacking", total=total, unit="B", unit_scale=True
+        ) as bar,
+        contextlib.closing(in_threads(unpack, todo, request.threads, "unpack")) as sizes,
+    ):
+        for size in sizes:
+            bar.update(size)
 
 
 def _ending(picture: bytes) -> str:

@@ -13,7 +13,9 @@ import json
 import os
 import posixpath
 import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO, cast
 
 import numpy as np
@@ -68,6 +70,16 @@ class TarShard:
         except OSError as error:
             raise UserError(f"cannot read {path}: {reason(error)}") from error
         return Scanned(np.array(table, RECORD), bad)
+
+
+@contextlib.contextmanager
+def new_tar(path: Path) -> Iterator[tarfile.TarFile]:
+    """An archive for `add_sample`, which is flushed to disk at the end."""
+    with open(path, "wb") as file:
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+            yield archive
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def add_sample(
