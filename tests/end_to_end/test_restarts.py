@@ -187,7 +187,7 @@ def test_a_damaged_best_checkpoint_costs_only_its_figures(run):
 
 def test_a_resumed_run_keeps_the_precision_that_was_fastest(works, monkeypatch):
     def on_a_cpu(computes: bool, *argv) -> str:
-        monkeypatch.setattr("utils.training.objective.computes_bf16", lambda device: computes)
+        monkeypatch.setattr("utils.training.objective.is_faster_in_bf16", lambda device: computes)
         return works(*argv)
 
     flags = ["--precision", "fastest", "--eval_every", 0]

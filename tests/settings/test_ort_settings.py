@@ -54,7 +54,7 @@ def test_what_works(flags):
 
 
 def test_no_advice_to_take_a_flag_that_it_excludes(monkeypatch):
-    monkeypatch.setattr("utils.runs.advice.computes_bf16", lambda device: True)
+    monkeypatch.setattr("utils.runs.advice.is_faster_in_bf16", lambda device: True)
     precision = Precision("fp32", torch.device("cpu"))
     loader = SimpleNamespace(workers=0, batch_flag="--batch_size")
     assert "forward_backward" in phase_advice(settings_of(), precision, loader)

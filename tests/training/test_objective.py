@@ -88,7 +88,7 @@ def test_precision_on_a_cpu():
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_fastest_precision_is_that_of_the_instructions(monkeypatch, machine, native):
     monkeypatch.setattr("platform.machine", lambda: machine)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: native)
     arm = SimpleNamespace(_is_mkldnn_bf16_supported=lambda: native)
     monkeypatch.setattr(torch.ops, "mkldnn", arm)
     assert resolve_precision("fastest", CPU) == ("bf16" if native else "fp32")

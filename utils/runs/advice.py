@@ -1,7 +1,7 @@
 """Flags that would help where a phase of an epoch takes too much time, or memory is short."""
 
 from ..optim.table import OPTIMIZERS
-from ..training.objective import Precision, computes_bf16
+from ..training.objective import Precision, is_faster_in_bf16
 
 
 def phase_advice(settings, precision: Precision, loader) -> dict[str, str]:
@@ -25,7 +25,7 @@ def phase_advice(settings, precision: Precision, loader) -> dict[str, str]:
         advice["data"] = f"read with more processes: --workers {2 * loader.workers or 4}"
     slower = device.type == "cpu" and not settings.bf16_helps_cpus
     fixed = settings.engine == "ort"  # which computes in float32 only
-    if precision.name == "fp32" and computes_bf16(device) and not slower and not fixed:
+    if precision.name == "fp32" and is_faster_in_bf16(device) and not slower and not fixed:
         advice["forward_backward"] = "this machine may be faster with --precision bf16"
     elif device.type == "cuda" and not _has_or_excludes_compile(settings):
         advice["forward_backward"] = "--compile may shorten it"
