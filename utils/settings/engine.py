@@ -24,8 +24,8 @@ class EngineSettings(Config):
     precision: str = machine_flag(
         "auto",
         "Arithmetic of the forward pass; auto: bf16 if the GPU has it, fp16 with a loss "
-        "scaler on older GPUs, fp32 on a CPU; fastest: also bf16 on a CPU that computes in it "
-        "(AVX512-BF16, AMX, Arm's bf16), but not for texts; the run keeps what it was at its start",
+        "scaler on older GPUs, fp32 on a CPU; fastest: also bf16 on a CPU that is faster so "
+        "(AMX, Arm's bf16), but not for texts; the run keeps what it was at its start",
         choices=("auto", "fastest", "fp32", "bf16", "fp16"),
         resume="evaluation",
     )
