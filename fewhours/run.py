@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 import time as clock
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from utils.reporting.run_folder import EVALUATED, PAGE, REPORT
 from utils.settings.actions import ACTIONS
 from utils.start.command import as_entry
 
+from .callbacks import Callback, Callbacks
 from .state import process_left_as_it_was
 
 StrPath = str | os.PathLike[str]
@@ -154,7 +155,13 @@ def load(folder: StrPath) -> Run:
     return Run(folder)
 
 
-def train(data: StrPath | None = None, time: str | None = None, **flags: Any) -> Run:
+def train(
+    data: StrPath | None = None,
+    time: str | None = None,
+    *,
+    callbacks: Sequence[Callback] = (),
+    **flags: Any,
+) -> Run:
     """Trains in this process, as the command with the same flags does, with the same bits.
 
     Ctrl-C finishes the step, saves, and returns the run with the status "interrupted";
@@ -165,6 +172,7 @@ def train(data: StrPath | None = None, time: str | None = None, **flags: Any) ->
             set, such as "shapes" or "cifar10"; None with `resume`.
         time: for everything, such as "90s", "10m" or "2h"; default: "10m", unless `epochs` or
             `max_steps` say how long.
+        callbacks: are told what was measured while it trains (see Callback).
         flags: any of the commands (docs/flags.md), by its name: a text or a number, True or False
             for a switch, a list for several values, None to unset it.
 
@@ -177,18 +185,23 @@ def train(data: StrPath | None = None, time: str | None = None, **flags: Any) ->
     if data is None and "resume" not in flags:
         raise UserError("fewhours.train: name the data first, such as a folder, or a run by resume")
     words = [] if data is None else [os.fspath(data)]
-    folder = _carry_out([*words, *_words({"time": time} if time else {}), *_words(flags)])
+    words += [*_words({"time": time} if time else {}), *_words(flags)]
+    told = Callbacks(callbacks)
+    folder = _carry_out(words, told)
     assert folder is not None  # it trains
-    return Run(folder)
+    told.end(run := Run(folder))
+    return run
 
 
-def _carry_out(argv: list[str]) -> Path | None:
+def _carry_out(argv: list[str], callbacks: Callbacks | None = None) -> Path | None:
     """Carries out a command line of `fewhours`; returns the folder of the run if that trains."""
     started, folders = clock.monotonic(), list[Path]()
 
     def began(run) -> None:
         if run.folder is not None:
             folders.append(run.folder.path)
+        if callbacks is not None and run.leads:
+            callbacks.start(run)
 
     try:
         with process_left_as_it_was():

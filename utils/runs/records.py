@@ -39,6 +39,7 @@ def open_metrics(
         metrics = MetricsLog(folder.metrics, warn=run.console.say, trackers=trackers)
         run.close_at_end(metrics)
         metrics.cut(checkpoint.state["metrics_bytes"] if checkpoint else 0, step)
+        metrics.trackers += run.trackers  # which are not told again what they were told before
         for name, (content, _) in card.files().items():
             replace_file(folder.path / name, content)
         text = f"# {settings.entry}\n{to_yaml(settings, run.origin)}"
