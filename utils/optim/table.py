@@ -3,6 +3,7 @@
 
 from ..place import resolve
 from .entry import OptimizerEntry
+from .own import own_optimizer
 
 PLACES = {
     "sgd": "utils.optim.sgd:SGD",
@@ -16,4 +17,15 @@ PLACES = {
     "fusedsgd": "utils.optim.apex:FUSED_SGD",
     "fusednovograd": "utils.optim.novograd:FUSED_NOVOGRAD",
 }
-OPTIMIZERS: dict[str, OptimizerEntry] = {name: resolve(place) for name, place in PLACES.items()}
+
+
+class Table(dict[str, OptimizerEntry]):
+    """Also has those that FILE.py:NAME names, but does not list them."""
+
+    def __missing__(self, name: str) -> OptimizerEntry:
+        if ":" not in name:
+            raise KeyError(name)
+        return own_optimizer(name)
+
+
+OPTIMIZERS = Table({name: resolve(place) for name, place in PLACES.items()})
