@@ -12,8 +12,8 @@ from quick_runs import quick
 import fewhours
 from utils.augment.own import OwnAugmentation
 from utils.optim.schedules import build_schedule
+from utils.training.class_balance import OwnLoss
 from utils.training.objective import mixed_cross_entropy
-from utils.training.own_loss import OwnLoss
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
 WRONG = """
@@ -71,17 +71,20 @@ def test_the_page_trains_and_resumes_to_the_bit(augment, here, capsys):
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ({"loss": "wrong.py:fails"}, "--loss wrong.py:fails fails in line 4: RuntimeError: no; it"),
+        (
+            {"loss": "wrong.py:fails"},
+            "--loss wrong.py:fails failed in line 4: RuntimeError: no; it",
+        ),
         ({"loss": "wrong.py:mean"}, "answers two samples with (); it returns the loss of each"),
         ({"loss": "wrong.py:two"}, "answers two samples with float"),
-        ({"augment": "wrong.py:fails"}, "--augment wrong.py:fails fails in line 4"),
+        ({"augment": "wrong.py:fails"}, "--augment wrong.py:fails failed in line 4"),
         ({"augment": "wrong.py:smaller"}, "makes ((2, 3, 31, 32), torch.uint8) of ((2, 3, 32, 32)"),
         ({"optimizer": "wrong.py:two", "lr": 1}, "returns a float, not a torch.optim.Optimizer"),
-        ({"optimizer": "wrong.py:fails", "lr": 1}, "weight_decay=...) fails in line 4"),
+        ({"optimizer": "wrong.py:fails", "lr": 1}, "weight_decay=...) failed in line 4"),
         ({"optimizer": "wrong.py:two"}, "has no usual learning rate: give --lr"),
         ({"optimizer": "adamm"}, "or FILE.py:NAME, did you mean adamw?"),
         ({"sched": "wrong.py:minus"}, "--sched wrong.py:minus(0) is -1, not a factor of --lr"),
-        ({"sched": "wrong.py:fails"}, "--sched wrong.py:fails(0) fails in line 4"),
+        ({"sched": "wrong.py:fails"}, "--sched wrong.py:fails(0) failed in line 4"),
         ({"sched": "wrong.py:none"}, "wrong.py has no function named none; it has fails, two"),
     ],
 )

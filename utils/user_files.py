@@ -48,6 +48,14 @@ def find(flag: str, place: str, what: str, example: str, fits: Callable[[Any], b
     return found
 
 
+def attempt(call: Callable[[], Any], what: str, place: str, hint: str) -> Any:
+    """Returns `call()`, which calls what `place` names; UserError "`what` failed ...; `hint`"."""
+    try:
+        return call()
+    except Exception as error:
+        raise UserError(f"{what} failed{where(error, place)}; {hint}") from None
+
+
 def contents(settings: Mapping[str, Any]) -> dict[str, str]:
     """{FILE.py:NAME: SHA-256 of the file}, of the settings that name one."""
     texts = ",".join(value for value in settings.values() if isinstance(value, str)).split(",")

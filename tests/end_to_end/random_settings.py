@@ -39,6 +39,7 @@ SHARED_VALUES = {
     "save_every": ["1", "0.001m", "never"],
     "time_budget": ["1m", "0.1s", "07:30", "slurm", "soon"],
     "checkpoint": ["model.pth", "/proc/model.pth"],
+    "trackers": ["none", "tensorboard", "nothing"],
     "betas": ["0.9,0.99", "0.9", "x"],
     "milestones": ["1", "0.5,2", "x"],
     "predictions": ["out.csv", "/proc/out.csv"],

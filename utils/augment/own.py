@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -14,19 +15,14 @@ from .chain import Augmentation
 
 
 class OwnAugmentation(Augmentation):
-    """A function of (pictures, generator), or a module (such as a transform of torchvision) of one
-    picture, which draws from PyTorch's global generator. Pictures are uint8 (n, channels, height,
-    width), on the device; so is what they return.
+    """A function of (pictures, generator), or a module of one picture, which draws from PyTorch's
+    global generator. Pictures are uint8 (n, channels, height, width), before and after.
 
     The plan has a seed for each picture: a module is seeded with its picture's, a function's
     generator with that of the first one of the batch.
 
-    Args:
-        place: "path/to/file.py:name".
-        shape: (height, width, channels) of the pictures.
-
-    Raises:
-        UserError: it cannot be found, or fails with two pictures.
+    Raises UserError if "path/to/file.py:name", `place`, cannot be found or fails with two pictures
+    of `shape`, (height, width, channels).
     """
 
     def __init__(self, place: str, shape: tuple[int, int, int]):
@@ -41,19 +37,14 @@ class OwnAugmentation(Augmentation):
         assert index is None  # it follows one that gathers
         if not len(images):  # a filler
             return images
-        pictures, device = images.permute(0, 3, 1, 2), images.device
-        try:
-            if isinstance(self.found, torch.nn.Module):
-                changed = self._one_by_one(pictures, plan.tolist())
-            else:
-                generator = torch.Generator(device).manual_seed(int(plan[0]))
-                changed = self.found(pictures, generator)
-        except Exception as error:
-            raise UserError(
-                f"--augment {self.place} fails{user_files.where(error, self.place)}; it takes "
-                "pictures (samples, channels, height, width), 0 to 255, and a torch.Generator, or "
-                "is a module that takes a picture"
-            ) from None
+        pictures = images.permute(0, 3, 1, 2)
+        generator = torch.Generator(images.device).manual_seed(int(plan[0]))
+        call = functools.partial(self.found, pictures, generator)
+        takes = "it takes pictures (samples, channels, height, width) and a torch.Generator"
+        if isinstance(self.found, torch.nn.Module):
+            call = functools.partial(self._one_by_one, pictures, plan.tolist())
+            takes = "it takes a picture (channels, height, width)"
+        changed = user_files.attempt(call, f"--augment {self.place}", self.place, takes)
         told = [(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else type(x).__name__
                 for x in (changed, pictures)]  # fmt: skip
         if told[0] != told[1]:

@@ -244,12 +244,8 @@ def own_curve(place: str) -> Callable[[float], float]:
     function = user_files.find("--sched", place, "function", "my_schedule", callable)
 
     def curve(progress: float) -> float:
-        try:
-            factor = float(function(progress))
-        except Exception as error:
-            raise UserError(
-                f"--sched {place}({progress:g}) fails{user_files.where(error, place)}"
-            ) from None
+        call, takes = f"--sched {place}({progress:g})", "it takes a number from 0 to 1"
+        factor = user_files.attempt(lambda: float(function(progress)), call, place, takes)
         if not 0 <= factor < math.inf:
             raise UserError(
                 f"--sched {place}({progress:g}) is {factor:g}, not a factor of --lr, 0 or more"

@@ -14,8 +14,7 @@ from ..errors import UserError
 from ..settings.classes import BY_COUNT
 from ..settings.yaml_file import Loader, read_yaml_file
 from ..tasks.task import Task
-from ..training.class_balance import ClassBalance
-from ..training.own_loss import own_loss
+from ..training.class_balance import ClassBalance, own_loss
 from .run import Run
 
 # A line says so if the largest class has more than so many times the samples of the smallest.

@@ -182,6 +182,7 @@ VALUE_ALIASES: dict[str, dict] = {
 }
 # Values that are known elsewhere and mean something else here: what to do instead.
 VALUE_MEANINGS = {
+    "wandb": {"mlflow": "--trackers mlflow logs to MLflow"},
     "sched": {"cosine_step": "learning rates are not rounded to powers: take cosine or step"},
     "precision": {
         "o3": "weights in fp16 lose small updates, so there is no such level; --opt_level O1 keeps "
