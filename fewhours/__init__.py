@@ -19,4 +19,12 @@ from utils.errors import UserError  # noqa: E402
 from .callbacks import Callback, StopTraining  # noqa: E402
 from .run import Run, load, train  # noqa: E402
 
-__all__ = ["Callback", "Run", "StopTraining", "UserError", "__version__", "load", "train"]
+__all__ = ["Callback", "Run", "StopTraining", "UserError", "__version__", "fit", "load", "train"]
+
+
+def __getattr__(name: str):
+    if name == "fit":  # imports PyTorch
+        from .own_data import fit
+
+        return fit
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 import time as clock
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ from .state import process_left_as_it_was
 
 StrPath = str | os.PathLike[str]
 # Flags of the commands that do not train.
-_OTHERS = {n for a in ACTIONS for n in (a.name, *a.options, *a.implied_by)} - {"train"}
-_OTHERS |= {"gpu_ids", "help", "version"}
+OTHERS = {n for a in ACTIONS for n in (a.name, *a.options, *a.implied_by)} - {"train"}
+OTHERS |= {"gpu_ids", "help", "version"}
 
 
 class Run:
@@ -143,7 +143,7 @@ class Run:
         return as_entry(["--resume", str(self.folder)])[0]
 
     def _use(self, **flags: Any) -> None:
-        _carry_out(["--resume", str(self.folder), *_words(flags)])
+        _carry_out(["--resume", str(self.folder), *words_of(flags)])
 
 
 def load(folder: StrPath) -> Run:
@@ -180,12 +180,12 @@ def train(
         UserError: a flag or the data are wrong; its text says what to do.
         KeyboardInterrupt: before the first step, when there is nothing to save.
     """
-    if other := next((name for name in flags if name in _OTHERS), None):
+    if other := next((name for name in flags if name in OTHERS), None):
         raise UserError(f"fewhours.train trains, and --{other} does not: use a Run, or the command")
     if data is None and "resume" not in flags:
         raise UserError("fewhours.train: name the data first, such as a folder, or a run by resume")
     words = [] if data is None else [os.fspath(data)]
-    words += [*_words({"time": time} if time else {}), *_words(flags)]
+    words += [*words_of({"time": time} if time else {}), *words_of(flags)]
     told = Callbacks(callbacks)
     folder = _carry_out(words, told)
     assert folder is not None  # it trains
@@ -195,6 +195,19 @@ def train(
 
 def _carry_out(argv: list[str], callbacks: Callbacks | None = None) -> Path | None:
     """Carries out a command line of `fewhours`; returns the folder of the run if that trains."""
+
+    def carry(argv: list[str], *more) -> int:
+        name, words = as_entry(argv)
+        return import_entry(name).ENTRY.carry_out(words, *more)
+
+    return carried_out(carry, argv, callbacks)
+
+
+def carried_out(
+    carry: Callable[..., int], argv: list[str], callbacks: Callbacks | None = None
+) -> Path | None:
+    """Calls `carry(argv, signals, started, began)`, which raises what is to be told, and leaves the
+    process as it was; returns the folder of the run if that trains."""
     started, folders = clock.monotonic(), list[Path]()
 
     def began(run) -> None:
@@ -205,9 +218,7 @@ def _carry_out(argv: list[str], callbacks: Callbacks | None = None) -> Path | No
 
     try:
         with process_left_as_it_was():
-            name, words = as_entry(argv)
-            signals = Signals(may_end=False)
-            import_entry(name).ENTRY.carry_out(words, signals, started, began)
+            carry(argv, Signals(may_end=False), started, began)
     except StoppedBySignal as stopped:
         print(stopped.line, flush=True)
         if (number := stopped.exit_code - 128) != signal.SIGINT:
@@ -225,7 +236,7 @@ def _is_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file()
 
 
-def _words(flags: dict[str, Any]) -> list[str]:
+def words_of(flags: dict[str, Any]) -> list[str]:
     """As words of a command line."""
     words = []
     for name, value in flags.items():
