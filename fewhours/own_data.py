@@ -80,7 +80,7 @@ class Samples:
             self.inputs, labels = given, getattr(given, "targets", None)
             if labels is None or len(labels) != len(given):
                 labels = [int(given[i][1]) for i in range(len(given))]
-        self.labels = np.asarray(labels)
+        self.labels = _tensor(labels).numpy()
         whole = np.issubdtype(self.labels.dtype, np.integer) and self.labels.ndim == 1
         if not (whole and len(self.labels) == len(self.inputs) and len(self.labels)):
             raise UserError(
@@ -126,8 +126,8 @@ class SampleLoader(Loader):
         def inputs_at(places) -> Tensor:
             with torch.random.fork_rng([]):
                 found = [self._input(epoch, row) for row in order[places].tolist()]
-            found = found or [self._input(0, 0)[:0]]  # a filler
-            return to_device(torch.stack(found), self.device)
+            inputs = torch.stack(found) if found else self.samples_of.input(0)[None][:0]  # a filler
+            return to_device(inputs, self.device)
 
         return (inputs_at(piece.place) for piece in pieces), inputs_at
 
@@ -158,12 +158,8 @@ class SampleKind(Kind):
         self.splits, self.classes = splits, classes
 
     def load_task(self, run, card, pretrained) -> SampleTask:
-        settings, splits, workers, of_run = (
-            self.settings,
-            {**self.splits},
-            run.workers,
-            run.exchange,
-        )
+        settings, splits = self.settings, dict(self.splits)
+        workers, processes = run.workers, run.exchange
         if settings.val_fraction:
             whole, fraction = splits["train"], settings.val_fraction
             parts = stratified_split(whole.labels, fraction, settings.seed, self.classes)
@@ -188,7 +184,9 @@ class SampleKind(Kind):
             by_class=settings.class_sampler == "balanced",
         )  # fmt: skip
         val, test = (
-            loader(name, size * of_run.size, of_run.rank, of_run.size) if name in splits else None
+            loader(name, size * processes.size, processes.rank, processes.size)
+            if name in splits
+            else None
             for name in ("val", "test")
         )
         data = SimpleNamespace(classes=self.classes, skipped=0, synthetic=False, notes=[])
@@ -224,7 +222,7 @@ def fit(
         train_set: a Dataset that returns (input, label), or a pair of arrays or tensors: inputs,
             (n, ...), and labels, (n,), whole numbers from 0 on.
         val_set: decides which weights are best; None: a tenth of `train_set`, or as `val_fraction`
-            says, unless there is a `test_set`.
+            says (transformed alike), unless there is a `test_set`.
         test_set: is measured at the end alone, or without a validation split after each epoch.
         classes: their names; None: those of `train_set.classes`, or numbers.
         time: for everything, such as "10m"; None: as `epochs` says.
@@ -238,7 +236,9 @@ def fit(
         raise UserError(f"fewhours.fit has no {name}: it is for what the commands read")
     given = {"train": train_set, "val": val_set, "test": test_set}
     splits = {name: Samples(one, f"{name}_set") for name, one in given.items() if one is not None}
-    if val_set is None and test_set is None:
+    if val_set is not None and flags.get("val_fraction"):
+        raise UserError("fewhours.fit: val_set and val_fraction both tell what is validated on")
+    if val_set is None and test_set is None and "resume" not in flags:
         flags.setdefault("val_fraction", HELD_OUT)
     if test_set is None:
         flags["final_test"] = False

@@ -1,5 +1,6 @@
 """fewhours.train, fewhours.load and what a run has, within this process."""
 
+import json
 import os
 import re
 import shlex
@@ -184,3 +185,22 @@ def test_the_page_about_python(here, monkeypatch, capsys):
     assert "--epochs: '0' is not a whole number of 1 or more" in said
     assert "new_pictures/0.png" in said and "my_pictures" in said
     assert run.summary["epochs"] == 5 and names["path"].is_file()
+
+
+def test_the_notebook(here, monkeypatch, capsys):
+    """Its code, cell by cell; no output is stored in it."""
+    pages = json.loads(DOCS.with_name("first_run.ipynb").read_text())["cells"]
+    cells = [cell for cell in pages if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
+    train, names = fewhours.train, {"__name__": "__main__"}
+
+    def train_quickly(data, time=None, epochs=1, **flags):
+        return train(
+            data, **TINY | {"max_steps": None, "epochs": epochs, "batch_size": 200} | flags
+        )
+
+    monkeypatch.setattr(fewhours, "train", train_quickly)
+    for cell in cells:
+        exec("".join(cell["source"]), names)
+    said, run = capsys.readouterr().out, names["run"]
+    assert "taken for" in said and "after 3 steps" in said and run.accuracy > 90
