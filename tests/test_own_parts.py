@@ -41,16 +41,15 @@ def cosine(fraction):
 def here(monkeypatch, tmp_path):
     quick(monkeypatch)
     monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(re.search(r"```python\n(.+?)```", PAGE.read_text(), re.S)[1])
+    Path("mine.py").write_text(re.search(r"```\n(# mine.py\n.+?)```", PAGE.read_text(), re.S)[1])
     Path("wrong.py").write_text(WRONG)
     return tmp_path
 
 
-@pytest.mark.parametrize("augment", ["negatives", "jitter"])
-def test_the_page_trains_and_resumes_to_the_bit(augment, here, capsys):
+def test_the_page_trains_and_resumes_to_the_bit(here, capsys):
     flags = dict(re.findall(r"--(\w+) (mine\.py:\w+|0\.002)", PAGE.read_text()))
     assert flags.keys() == {"loss", "augment", "optimizer", "lr", "sched"}
-    flags |= {"augment": f"mine.py:{augment}", "width": 4, "batch_size": 32, "max_steps": 3}
+    flags |= {"width": 4, "batch_size": 32, "max_steps": 3}
     flags |= {"device": "cpu", "baseline": False, "report": False, "mixup": 0.2, "threads": 1}
     whole = fewhours.train("shapes", output="whole", save_every=2, **flags)
     with open("mine.py", "a") as file:
@@ -64,7 +63,7 @@ def test_the_page_trains_and_resumes_to_the_bit(augment, here, capsys):
     ]
     assert weights[0] == weights[1]
     said = capsys.readouterr().out
-    for name in ("poly_loss", augment, "nadam", "square_root"):
+    for name in ("poly_loss", "jitter", "nadam", "square_root"):
         assert f"note: the file of mine.py:{name} has changed since the run was saved" in said
 
 
@@ -121,3 +120,11 @@ def test_a_module_sees_each_picture_with_its_own_seed(here):
     parts = [own.apply(pictures[part], plan[part]) for part in (slice(0, 2), slice(2, 6))]
     assert torch.equal(whole, torch.cat(parts)) and torch.equal(state, torch.get_rng_state())
     assert not torch.equal(whole, pictures)
+
+
+def test_a_function_gets_a_generator_that_its_batch_decides(here):
+    own = OwnAugmentation("mine.py:negatives", (8, 8, 3))
+    pictures, plan = torch.zeros(50, 8, 8, 3, dtype=torch.uint8), np.arange(50)
+    one, again, other = (own.apply(pictures, plan + shift) for shift in (0, 0, 1))
+    assert torch.equal(one, again) and not torch.equal(one, other)
+    assert own.apply(pictures[:0], plan[:0]).shape == (0, 8, 8, 3)  # a filler
