@@ -16,6 +16,15 @@ if (CHECKOUT / "utils" / "place.py").is_file() and str(CHECKOUT) not in sys.path
 from utils import __version__  # noqa: E402
 from utils.errors import UserError  # noqa: E402
 
+from .callbacks import Callback, StopTraining  # noqa: E402
 from .run import Run, load, train  # noqa: E402
 
-__all__ = ["Run", "UserError", "__version__", "load", "train"]
+__all__ = ["Callback", "Run", "StopTraining", "UserError", "__version__", "fit", "load", "train"]
+
+
+def __getattr__(name: str):
+    if name == "fit":  # imports PyTorch
+        from .own_data import fit
+
+        return fit
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 import time as clock
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,13 @@ from utils.reporting.run_folder import EVALUATED, PAGE, REPORT
 from utils.settings.actions import ACTIONS
 from utils.start.command import as_entry
 
+from .callbacks import Callback, Callbacks
 from .state import process_left_as_it_was
 
 StrPath = str | os.PathLike[str]
 # Flags of the commands that do not train.
-_OTHERS = {n for a in ACTIONS for n in (a.name, *a.options, *a.implied_by)} - {"train"}
-_OTHERS |= {"gpu_ids", "help", "version"}
+OTHERS = {n for a in ACTIONS for n in (a.name, *a.options, *a.implied_by)} - {"train"}
+OTHERS |= {"gpu_ids", "help", "version"}
 
 
 class Run:
@@ -142,7 +143,7 @@ class Run:
         return as_entry(["--resume", str(self.folder)])[0]
 
     def _use(self, **flags: Any) -> None:
-        _carry_out(["--resume", str(self.folder), *_words(flags)])
+        _carry_out(["--resume", str(self.folder), *words_of(flags)])
 
 
 def load(folder: StrPath) -> Run:
@@ -154,7 +155,13 @@ def load(folder: StrPath) -> Run:
     return Run(folder)
 
 
-def train(data: StrPath | None = None, time: str | None = None, **flags: Any) -> Run:
+def train(
+    data: StrPath | None = None,
+    time: str | None = None,
+    *,
+    callbacks: Sequence[Callback] = (),
+    **flags: Any,
+) -> Run:
     """Trains in this process, as the command with the same flags does, with the same bits.
 
     Ctrl-C finishes the step, saves, and returns the run with the status "interrupted";
@@ -165,6 +172,7 @@ def train(data: StrPath | None = None, time: str | None = None, **flags: Any) ->
             set, such as "shapes" or "cifar10"; None with `resume`.
         time: for everything, such as "90s", "10m" or "2h"; default: "10m", unless `epochs` or
             `max_steps` say how long.
+        callbacks: are told what was measured while it trains (see Callback).
         flags: any of the commands (docs/flags.md), by its name: a text or a number, True or False
             for a switch, a list for several values, None to unset it.
 
@@ -172,29 +180,45 @@ def train(data: StrPath | None = None, time: str | None = None, **flags: Any) ->
         UserError: a flag or the data are wrong; its text says what to do.
         KeyboardInterrupt: before the first step, when there is nothing to save.
     """
-    if other := next((name for name in flags if name in _OTHERS), None):
+    if other := next((name for name in flags if name in OTHERS), None):
         raise UserError(f"fewhours.train trains, and --{other} does not: use a Run, or the command")
     if data is None and "resume" not in flags:
         raise UserError("fewhours.train: name the data first, such as a folder, or a run by resume")
     words = [] if data is None else [os.fspath(data)]
-    folder = _carry_out([*words, *_words({"time": time} if time else {}), *_words(flags)])
+    words += [*words_of({"time": time} if time else {}), *words_of(flags)]
+    told = Callbacks(callbacks)
+    folder = _carry_out(words, told)
     assert folder is not None  # it trains
-    return Run(folder)
+    told.end(run := Run(folder))
+    return run
 
 
-def _carry_out(argv: list[str]) -> Path | None:
+def _carry_out(argv: list[str], callbacks: Callbacks | None = None) -> Path | None:
     """Carries out a command line of `fewhours`; returns the folder of the run if that trains."""
+
+    def carry(argv: list[str], *more) -> int:
+        name, words = as_entry(argv)
+        return import_entry(name).ENTRY.carry_out(words, *more)
+
+    return carried_out(carry, argv, callbacks)
+
+
+def carried_out(
+    carry: Callable[..., int], argv: list[str], callbacks: Callbacks | None = None
+) -> Path | None:
+    """Calls `carry(argv, signals, started, began)`, which raises what is to be told, and leaves the
+    process as it was; returns the folder of the run if that trains."""
     started, folders = clock.monotonic(), list[Path]()
 
     def began(run) -> None:
         if run.folder is not None:
             folders.append(run.folder.path)
+        if callbacks is not None and run.leads:
+            callbacks.start(run)
 
     try:
         with process_left_as_it_was():
-            name, words = as_entry(argv)
-            signals = Signals(may_end=False)
-            import_entry(name).ENTRY.carry_out(words, signals, started, began)
+            carry(argv, Signals(may_end=False), started, began)
     except StoppedBySignal as stopped:
         print(stopped.line, flush=True)
         if (number := stopped.exit_code - 128) != signal.SIGINT:
@@ -212,7 +236,7 @@ def _is_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file()
 
 
-def _words(flags: dict[str, Any]) -> list[str]:
+def words_of(flags: dict[str, Any]) -> list[str]:
     """As words of a command line."""
     words = []
     for name, value in flags.items():

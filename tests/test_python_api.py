@@ -1,5 +1,6 @@
 """fewhours.train, fewhours.load and what a run has, within this process."""
 
+import json
 import os
 import re
 import shlex
@@ -104,6 +105,51 @@ def test_numbers_of_a_table(tmp_path):
     ]
 
 
+class Recorder:
+    """A callback without on_log."""
+
+    def __init__(self, stops_in: str = "", error: type[Exception] = fewhours.StopTraining):
+        self.calls: list = []
+        self.stops_in, self.error = stops_in, error
+
+    def _told(self, name: str, *values) -> None:
+        self.calls.append((name, *values[:2]))
+        if name == self.stops_in:
+            raise self.error("enough")
+
+    def __getattr__(self, name: str):
+        if name in ("on_start", "on_epoch", "on_evaluation", "on_end"):
+            return lambda *values: self._told(name, *values)
+        raise AttributeError(name)
+
+
+def test_callbacks(here, capsys):
+    more = TINY | {"max_steps": None, "epochs": 2, "batch_size": 200, "report": False}
+    whole, stops, fails = Recorder(), Recorder("on_evaluation"), Recorder("on_epoch", OSError)
+    logs: list = []
+
+    class OnlyLog:
+        def on_log(self, step, epoch, figures):
+            logs.append((step, figures["loss"]))
+            if len(logs) == 2 and not whole.calls:
+                raise fewhours.StopTraining
+
+    stopped = fewhours.train("shapes", callbacks=[OnlyLog()], log_every=1, **more)
+    assert stopped.status == "stopped_early" and stopped.summary["steps"] == logs[1][0] == 2
+    assert stopped.history[-1]["step"] == 2 and "accuracy" in stopped.history[-1]
+    run = fewhours.train(resume=stopped.folder, callbacks=[whole])
+    assert run.status == "finished" and run.summary["epochs"] == 2
+    names = [name for name, *_ in whole.calls]
+    assert names == ["on_start", *["on_epoch", "on_evaluation"] * 2, "on_end"]
+    assert whole.calls[0][1] == stopped.folder and whole.calls[-2][1:] == (6, 2.0)
+    run = fewhours.train("shapes", callbacks=[stops], **more)
+    assert run.status == "stopped_early" and run.summary["epochs"] == 1
+    assert "Recorder.on_evaluation ends the training: enough" in capsys.readouterr().out
+    with pytest.raises(OSError, match="enough") as caught:
+        fewhours.train("shapes", callbacks=[fails], **more)
+    assert "Recorder.on_epoch, a callback of" in caught.value.__notes__[0]
+
+
 @pytest.mark.parametrize(
     ("call", "told"),
     [
@@ -139,3 +185,22 @@ def test_the_page_about_python(here, monkeypatch, capsys):
     assert "--epochs: '0' is not a whole number of 1 or more" in said
     assert "new_pictures/0.png" in said and "my_pictures" in said
     assert run.summary["epochs"] == 5 and names["path"].is_file()
+
+
+def test_the_notebook(here, monkeypatch, capsys):
+    """Its code, cell by cell; no output is stored in it."""
+    pages = json.loads(DOCS.with_name("first_run.ipynb").read_text())["cells"]
+    cells = [cell for cell in pages if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
+    train, names = fewhours.train, {"__name__": "__main__"}
+
+    def train_quickly(data, time=None, epochs=1, **flags):
+        return train(
+            data, **TINY | {"max_steps": None, "epochs": epochs, "batch_size": 200} | flags
+        )
+
+    monkeypatch.setattr(fewhours, "train", train_quickly)
+    for cell in cells:
+        exec("".join(cell["source"]), names)
+    said, run = capsys.readouterr().out, names["run"]
+    assert "taken for" in said and "after 3 steps" in said and run.accuracy > 90

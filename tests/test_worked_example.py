@@ -56,7 +56,7 @@ def run_pytest(checkout: Path, *words: str) -> subprocess.CompletedProcess:
 
 def test_help_has_it_with_its_flag_and_defaults(checkout, tmp_path):
     text = " ".join(said(checkout, tmp_path, "python resnet50_test.py --help all").split())
-    assert re.search(r"one of sgd, adamw, [a-z, ]+, lion;", text)
+    assert re.search(r"one of sgd, adamw, [a-z, ]+, lion, or FILE.py:NAME;", text)
     assert re.search(r"--lion_beta2 FLOAT How much .*? default: 0.99\)", text)
     assert "0.0001 with lion" in text and "plain with madgrad and lion" in text
     assert text.index("--ngd_norm") < text.index("--lion_beta2") < text.index("--lookahead_k")

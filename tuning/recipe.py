@@ -20,7 +20,7 @@ WHOLE_EPOCHS = ("mixup_off_epoch", "unfreeze_epoch")
 # Settings of the machine on which the search ran: no part of the recipe.
 OF_THE_PLACE = (
     *("config", "host_config", "output", "cache_dir", "device", "threads", "workers", "save_every"),
-    *("wandb", "wandb_project", "wandb_entity", "wandb_tags", "log_every"),
+    *("trackers", "wandb", "wandb_project", "wandb_entity", "wandb_tags", "log_every"),
 )
 # Written into the recipe even if they are defaults; and the settings of the model.
 WRITTEN = (

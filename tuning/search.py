@@ -39,7 +39,7 @@ ENOUGH_STEPS = 100
 # Settings that may change when a study is continued: the same data in another place.
 FREE: tuple = ("data_dir", "cache_dir", "train_file", "test_file", "val_file", "device", "threads")
 FREE += ("workers", "save_every", "log_every", "checkpoint_hist", "wandb", "wandb_project")
-FREE += ("labels",)
+FREE += ("labels", "trackers")
 OF_THE_STUDY = ("sampler", "prune", "rungs", "reduction", "trial_epochs", "trial_subset")
 
 

@@ -13,6 +13,7 @@ def setting(
     high: float | None = None,
     below: float | None = None,
     choices=None,
+    or_own: bool = False,
     unit: str = "",
     default_text: str = "",
     bare=None,
@@ -29,6 +30,7 @@ def setting(
         group: the heading under which `--help` lists it.
         low, above, high, below: the range, with and without its ends.
         choices: the values allowed, or a function that returns them.
+        or_own: FILE.py:NAME is allowed, too.
         unit: for `--help`: steps, pixels, ...
         default_text: for `--help` where `default` is None.
         bare: the value of the flag given without one; None where a value is needed.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,6 +46,25 @@ def find(flag: str, place: str, what: str, example: str, fits: Callable[[Any], b
         there = f"; it has {', '.join(own)}" if own else ""
         raise UserError(f"{flag} {place}: {file} has no {what} named {name}{there}")
     return found
+
+
+def attempt(call: Callable[[], Any], what: str, place: str, hint: str) -> Any:
+    """Returns `call()`, which calls what `place` names; UserError "`what` failed ...; `hint`"."""
+    try:
+        return call()
+    except Exception as error:
+        raise UserError(f"{what} failed{where(error, place)}; {hint}") from None
+
+
+def contents(settings: Mapping[str, Any]) -> dict[str, str]:
+    """{FILE.py:NAME: SHA-256 of the file}, of the settings that name one."""
+    texts = ",".join(value for value in settings.values() if isinstance(value, str)).split(",")
+    found = [(text, Path(text.rpartition(":")[0])) for text in texts if ".py:" in text]
+    return {
+        text: hashlib.sha256(path.read_bytes()).hexdigest()
+        for text, path in found
+        if path.is_file()
+    }
 
 
 def where(error: BaseException, place: str) -> str:

@@ -77,8 +77,8 @@ def clone(folder: Path):
         patch.setenv("TORCH_HOME", str(folder / "torch"))
         patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "hub"))
         _published_weights(folder / "hub", "test_convnext")
-        own_class = text("docs/vit.md").split("```\n# my_net.py\n")[1].split("```")[0]
-        Path("my_net.py").write_text(own_class)
+        for page, file in ("docs/vit.md", "my_net.py"), ("docs/extending.md", "mine.py"):
+            Path(file).write_text(text(page).split(f"```\n# {file}\n")[1].split("```")[0])
         for data, train, test in ((shapes, 20, 4), (headlines, 50, 10)):
             patch.setattr(data, "TRAIN_PER_CLASS", train)
             patch.setattr(data, "TEST_PER_CLASS", test)

@@ -39,6 +39,7 @@ SHARED_VALUES = {
     "save_every": ["1", "0.001m", "never"],
     "time_budget": ["1m", "0.1s", "07:30", "slurm", "soon"],
     "checkpoint": ["model.pth", "/proc/model.pth"],
+    "trackers": ["none", "tensorboard", "nothing"],
     "betas": ["0.9,0.99", "0.9", "x"],
     "milestones": ["1", "0.5,2", "x"],
     "predictions": ["out.csv", "/proc/out.csv"],
@@ -50,12 +51,26 @@ SHARED_VALUES = {
     "workers": [0, 1, 2],
     "seed": [0, 7],
     "class_weights": ["balanced", "sqrt", "classes.yaml", "nowhere.yaml", "classes.csv", "x"],
+    "loss": ["own_parts.py:loss", "own_parts.py:curve", "nowhere.py:loss"],
     "focal_gamma": [0, 0.5, 2, -1],
     "logit_adjustment": [0, 0.5, 1, 1e6],
     "lookahead_k": [1, 2, 5],
     "epochs": [1, 2, 5],
     "subset": [0.5, 1, 2, 30, 1000],
 }
+# own_parts.py in the working directory.
+OWN_PARTS = """
+from torch.nn.functional import cross_entropy
+
+def loss(logits, classes):
+    return cross_entropy(logits, classes, reduction="none")
+
+def curve(fraction):
+    return 1 - fraction
+
+def augment(pictures, generator):
+    return pictures.flip(3)
+"""
 
 
 @dataclass

@@ -227,7 +227,11 @@ def full_run(workplace) -> Path:
 
 def test_files_of_a_run_are_documented(full_run):
     told = {cells[0].strip("`").split("/")[0] for cells in rows("docs/run_folder.md")[2:]}
-    assert told == {path.name for path in full_run.iterdir()} | {"wandb", "tokenizer.json"}
+    assert told == {path.name for path in full_run.iterdir()} | {
+        "wandb",
+        "mlflow_run_id",
+        "tokenizer.json",
+    }
     checkpoint = rows("docs/run_folder.md", "## A checkpoint")[2:]
     told = {cells[0].strip("`") for cells in checkpoint}
     assert told == {path.name for path in newest("runs/full").iterdir()}

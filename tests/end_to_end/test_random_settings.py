@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from quick_runs import handlers_put_back, quick
-from random_settings import FEW, MANY, OPTIONS, REPEATABLE, Space, few_curves, flags
+from random_settings import FEW, MANY, OPTIONS, OWN_PARTS, REPEATABLE, Space, few_curves, flags
 
 import resnet50_test
 import vit_test
@@ -49,6 +49,7 @@ VALUES = {
     "cutout": [0, 3, 64],
     "auto_augment": ["none", "ra", "rand-m9-mstd0.5-inc1", "ta_wide", "imagenet", "3a", "rand-x"],
     "color_jitter": ["0", "0.4", "0.4,0.3,0.2,0.1", "0.4,0.4", "x"],
+    "augment": ["own_parts.py:augment", "own_parts.py:curve", "nowhere.py:augment"],
     "ra_reps": [1, 2, 3],
     "eval_size": [8, 12, 40],
     "val_resize": [8, 10, 50, 500],
@@ -106,6 +107,7 @@ def place(space, tmp_path_factory):
         (folder / "pictures" / f"{split}.csv").write_text("\n".join(["file,label,source", *rows]))
     (folder / "weights.pth").write_bytes(b"no weights")
     (folder / "classes.yaml").write_text("cat: 1\ndog: 0.25")
+    (folder / "own_parts.py").write_text(OWN_PARTS)
     (folder / "classes.csv").write_text("class,weight\ncat,0\ndog,3")
     (folder / "labels.csv").write_text("file,label\ntest/cat/0.png,dog\n")
     (folder / "own.py").write_text(OWN_CLASS)

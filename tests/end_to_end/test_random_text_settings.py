@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from quick_runs import handlers_put_back, quick
-from random_settings import FEW, MANY, OPTIONS, REPEATABLE, Space, few_curves, flags
+from random_settings import FEW, MANY, OPTIONS, OWN_PARTS, REPEATABLE, Space, few_curves, flags
 
 from transformer_test import Settings, main
 
@@ -59,6 +59,7 @@ def place(tmp_path_factory):
     (folder / "vocab.txt").write_text("<unk>\na\nbone\n")
     (folder / "weights.pth").write_bytes(b"no weights\0")
     (folder / "classes.yaml").write_text("cat: 1\ndog: 0.25")
+    (folder / "own_parts.py").write_text(OWN_PARTS)
     (folder / "classes.csv").write_text("class,weight\ncat,0\ndog,3")
     (folder / "labels.csv").write_text("file,line,label\ntrain.csv,3,cat\n")
     with contextlib.chdir(folder), handlers_put_back():

@@ -11,9 +11,10 @@ from optimizer_tools import backward, bits, build, poison, same, small_model
 
 from utils.optim import found_inf
 from utils.optim.factory import parameter_groups
-from utils.optim.found_inf import HonoursFoundInf, LateFlag
+from utils.optim.found_inf import HonoursFoundInf, LateFlag, honouring
 
 OURS = ["lamb", "muon", "madgrad", "fusednovograd"]
+OF_PYTORCH = {"PyTorch's SGD": torch.optim.SGD, "PyTorch's NAdam": torch.optim.NAdam}
 CASES = ["a library's", *OURS]
 
 
@@ -24,6 +25,8 @@ class Library(HonoursFoundInf, timm.optim.MADGRAD):
 def make(name: str, model):
     if name == "a library's":
         return Library(parameter_groups(model, 0.1), lr=0.01)
+    if name in OF_PYTORCH:
+        return honouring(OF_PYTORCH[name](parameter_groups(model, 0.1), lr=0.01))
     return build(name, model)
 
 
@@ -35,7 +38,7 @@ def late_step(optimizer, flag) -> None:
     optimizer.found_inf = None
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *OF_PYTORCH])
 @pytest.mark.parametrize("flags", ["1000000", "0110100", "1101111", "0000001", "1111110"])
 def test_flagged_steps_leave_no_trace(name, flags):
     runs = []

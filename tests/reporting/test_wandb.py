@@ -158,7 +158,7 @@ def test_a_run_that_the_environment_disables_has_no_wandb(tmp_path, monkeypatch)
     monkeypatch.setattr(records, "TensorBoard", lambda *_, **__: "tensorboard")
     monkeypatch.setattr(records, "Wandb", lambda **_: pytest.fail("it is started"))
     lines = []
-    settings = SimpleNamespace(wandb="online")
+    settings = SimpleNamespace(wandb="online", trackers="tensorboard")
     folder = SimpleNamespace(path=tmp_path, tensorboard=tmp_path / "tensorboard")
     assert records._trackers(settings, folder, 0, lines.append) == ["tensorboard"]
     assert lines == ["note: --wandb disabled, as WANDB_MODE says"]

@@ -102,6 +102,7 @@ def another_value(name: str):
     texts |= {"time_budget": "10m", "image_size_schedule": "24:0.5"}
     texts |= {"auto_augment": "rand-m9-n3", "color_jitter": "0.4,0.3,0.2", "encoding": "cp1252"}
     texts |= {"best_by": "loss", "metrics": "f1_macro", "class_weights": "some where.yaml"}
+    texts["trackers"] = "none"
     if name in texts:
         return texts[name]
     if meta["choices"]:

@@ -36,7 +36,7 @@ class StoppedBySignal(BaseException):
 
 class AgreedSignal:
     """The signal on which all ranks stop after the same step, whichever of them it reached. The
-    same poll tells them whether a checkpoint is due.
+    same poll tells them whether a checkpoint is due, and whether a rank wants training to end.
 
     Args:
         agree: (numbers) -> the maximum of each over the ranks; None: a single process. An
@@ -45,19 +45,23 @@ class AgreedSignal:
 
     Attributes:
         signum: the signal that stops the run; None: none so far.
+        wants_end: whether this rank wants training to end here, as if all steps were done.
+        ends: whether a rank does, as all know.
     """
 
     def __init__(self, signals, agree=None):
         self.signals, self.agree = signals, agree
         self.signum: int | None = None
+        self.wants_end = self.ends = False
 
     def poll(self, due: bool = False) -> bool:
-        """Whether a checkpoint is due on any rank; sets `signum` if the run is to stop.
+        """Whether a checkpoint is due on any rank; sets `signum` if the run is to stop, and `ends`.
         Collective."""
-        numbers = self.signals.received or 0, int(due)
-        signum, is_due = self.agree(*numbers) if self.agree else numbers
+        numbers = self.signals.received or 0, 2 if self.wants_end else int(due)
+        signum, wish = self.agree(*numbers) if self.agree else numbers
+        self.ends = self.ends or wish == 2  # which saves, too
         self.signum = self.signum or signum or None  # the first one stays
-        return bool(is_due)
+        return wish == 1
 
     def arrived(self) -> bool:
         """Whether the run is to stop. Collective."""

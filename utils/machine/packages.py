@@ -45,6 +45,7 @@ OPTIONAL = (
     Package("transformers", "transformers", "transformer_test.py --model NAME|FOLDER"),
     Package("peft", "peft", "--lora"),
     Package("wandb", "wandb", "--wandb"),
+    Package("mlflow", "mlflow", "--trackers mlflow"),
     Package("onnx", "onnx", "--export onnx and --engine ort"),
     Package("onnxscript", "onnxscript", "--export onnx and --engine ort"),
     Package("onnxruntime", "onnxruntime", "--engine ort and the check of --export onnx"),

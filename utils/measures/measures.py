@@ -46,13 +46,12 @@ def own_measure(place: str) -> Measure:
     name = place.rpartition(":")[2]
 
     def compute(targets, probabilities) -> float:
-        try:
-            return float(function(targets, probabilities))
-        except Exception as error:
-            raise UserError(
-                f"measure {place} failed{user_files.where(error, place)}; it takes the true "
-                "classes (samples,) and the probabilities (samples, classes)"
-            ) from None
+        return user_files.attempt(
+            lambda: float(function(targets, probabilities)),
+            f"measure {place}",
+            place,
+            "it takes the true classes (samples,) and the probabilities (samples, classes)",
+        )
 
     rises = bool(getattr(function, "greater_is_better", True))
     return Measure(name, name.replace("_", " "), "scores", rises, compute=compute)

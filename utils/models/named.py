@@ -127,15 +127,14 @@ def own_class(place: str, classes: int, arguments: Mapping[str, object]) -> nn.M
         UserError: it cannot be found, or its constructor fails.
     """
     found = _find_class(place)
-    try:
+
+    def made() -> nn.Module:
         # A constructor that takes nothing is called so.
         given = [classes] if inspect.signature(found).parameters.keys() - arguments else []
         return found(*given, **arguments)
-    except Exception as error:
-        raise UserError(
-            f"--model {place}: {found.__name__}(classes) failed{user_files.where(error, place)}; "
-            "its constructor takes the number of classes, and --model_kwargs"
-        ) from None
+
+    hint = "its constructor takes the number of classes, and --model_kwargs"
+    return user_files.attempt(made, f"--model {place}: {found.__name__}(classes)", place, hint)
 
 
 def _find_class(place: str) -> type[nn.Module]:

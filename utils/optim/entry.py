@@ -63,7 +63,8 @@ class OptimizerEntry:
         summary: what it is, as in docs/flags.md.
         make: (groups, lr=, and each of `settings`) -> an optimizer that honours `found_inf`, see
             `utils.optim.factory.build_optimizer`.
-        lr, weight_decay, momentum: defaults; momentum is None if the optimizer has no such setting.
+        lr, weight_decay, momentum: defaults; lr is None if the user has to give it, momentum if the
+            optimizer has no such setting.
         lr_of_texts: the default learning rate for texts, where it is another.
         nesterov: its momentum is Nesterov's.
         clip: the bound of the gradient's norm if the user sets none; None: no bound.
@@ -84,7 +85,7 @@ class OptimizerEntry:
 
     summary: str
     make: Callable[..., Optimizer]
-    lr: float
+    lr: float | None
     weight_decay: float
     momentum: float | None = None
     lr_of_texts: float | None = None

@@ -86,11 +86,13 @@ class HonoursFoundInf:
     @torch.no_grad()
     def step(self, closure=None):
         self._late.settle()
-        if self.found_inf is None:
-            return super().step(closure)
-        if is_on_host(self.found_inf):
-            return None if self.found_inf else super().step(closure)
-        return self._step_by_selection(self.found_inf, closure)
+        found_inf, self.found_inf = self.found_inf, None  # PyTorch's classes would see it, too
+        try:
+            if found_inf is None or is_on_host(found_inf):
+                return None if found_inf else super().step(closure)
+            return self._step_by_selection(found_inf, closure)
+        finally:
+            self.found_inf = found_inf
 
     def _step_by_selection(self, found_inf: Tensor, closure):
         before = _Before(self, found_inf.device)
@@ -98,6 +100,16 @@ class HonoursFoundInf:
         before.select(found_inf)
         self._late.expect(found_inf, before.undo_on_host(self.param_groups))
         return loss
+
+
+def honouring(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """An optimizer of any class, which honours `found_inf` from now on."""
+    kind, fused = type(optimizer), getattr(optimizer, "_step_supports_amp_scaling", False)
+    if fused and kind is not torch.optim.SGD:  # it does already; why not SGD's, see sgd.py
+        return optimizer
+    optimizer.__class__ = type(kind.__name__, (HonoursFoundInf, kind), {})
+    optimizer._late = LateFlag()  # type: ignore[attr-defined]
+    return optimizer
 
 
 class _Before:

@@ -5,7 +5,11 @@ checkpoint holds. The learning rate is a number on the host: setting it waits fo
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from .. import user_files
+from ..errors import UserError
 
 # name -> the flags that have an effect with it; "warmup" stands for --warmup_epochs and
 # --warmup_steps. A schedule is a line here, its factor in `Schedule.after_warmup`, a row in
@@ -51,6 +55,8 @@ class Schedule:
         corrections: (step, total steps) each: from that step on, what is left of the curve is
             spread over the steps that are left (see `position`).
         stretches: whether they have an effect: False where the rate falls at given epochs.
+        curve: (the fraction of the steps after the warm-up, 0 to 1) -> the factor, of the user's
+            own; None: that of `name`.
     """
 
     name: str
@@ -64,6 +70,7 @@ class Schedule:
     warmup_start: float | None = None
     corrections: list[tuple[int, int]] = field(default_factory=list)
     stretches: bool = True
+    curve: Callable[[float], float] | None = None
 
     def factor(self, step: int) -> float:
         if self.epoch_steps is not None:
@@ -94,6 +101,8 @@ class Schedule:
         factor is 1 for the schedules that begin at the peak."""
         after = max(1, self.total_steps - self.warmup_steps)
         progress = min(1.0, (step - self.warmup_steps) / after)
+        if self.curve is not None:
+            return self.curve(progress)
         if self.name == "cosine":
             return self.min_factor + (1 - self.min_factor) * _half_cosine(progress)
         if self.name == "linear":
@@ -191,7 +200,7 @@ def build_schedule(
     per_epoch: bool = False,
     warmup_lr: float | None = None,
 ) -> Schedule:
-    """The schedule `name` (a key of SCHEDULES), with some of its lengths given in epochs.
+    """The schedule `name` (a key of SCHEDULES, or FILE.py:NAME), some of its lengths in epochs.
 
     Args:
         lr, min_lr: peak and lowest learning rate.
@@ -220,5 +229,25 @@ def build_schedule(
         "epoch_steps": steps_per_epoch if per_epoch else None,
         "warmup_start": None if warmup_lr is None else warmup_lr / lr,
         "stretches": {"step": step_epochs, "multistep": milestones}.get(name) is None,
+        "curve": own_curve(name) if ":" in name else None,
     }
     return Plateau(**values, patience=plateau_patience) if name == "plateau" else Schedule(**values)
+
+
+def own_curve(place: str) -> Callable[[float], float]:
+    """The function that "path/to/file.py:name" names. It, and this, raise UserError if its answer
+    is no factor."""
+    function = user_files.find("--sched", place, "function", "my_schedule", callable)
+
+    def curve(progress: float) -> float:
+        call, takes = f"--sched {place}({progress:g})", "it takes a number from 0 to 1"
+        factor = user_files.attempt(lambda: float(function(progress)), call, place, takes)
+        if not 0 <= factor < math.inf:
+            raise UserError(
+                f"--sched {place}({progress:g}) is {factor:g}, not a factor of --lr, 0 or more"
+            )
+        return factor
+
+    for progress in (0.0, 0.5, 1.0):
+        curve(progress)
+    return curve

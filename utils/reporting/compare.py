@@ -22,7 +22,7 @@ from .recorded import RecordedRun, read_runs
 OF_NO_ACCOUNT = (
     "seed", "cache_dir", "workers", "save_every", "checkpoint", "checkpoint_hist", "log_every",
     "report", "baseline", "metrics", "id_columns", "wandb", "wandb_project", "wandb_entity",
-    "wandb_tags",
+    "wandb_tags", "trackers",
 )  # fmt: skip
 SPLITS = {"val": "Validation", "test": "Test"}
 CAPTIONS = {  # of the tables, by title

@@ -31,7 +31,7 @@ class MetricsLog:
     """
 
     def __init__(self, path: Path, warn=print, trackers=()):
-        self.trackers = trackers
+        self.trackers = [*trackers]
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         self._end = os.lseek(self._file, 0, os.SEEK_END)
         self._waiting = b""

@@ -155,9 +155,10 @@ class RunFolder:
     def close(self) -> None:
         """Unlocks the folder; removes it if it was created in vain."""
         if self.made and not self.config.exists():
-            ours = self.log, self.metrics, self.tokenizer, self.splits, self.path / ".lock"
-            for path in ours:
+            for path in (self.log, self.metrics, self.tokenizer, self.splits):
                 path.unlink(missing_ok=True)
+            for name in (".lock", "mlflow_run_id"):
+                (self.path / name).unlink(missing_ok=True)
             for path in (self.tensorboard, self.path / "wandb"):
                 shutil.rmtree(path, ignore_errors=True)
             with contextlib.suppress(OSError):  # other files in it are not ours

@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases: both receive every record that goes to metrics.jsonl.
+"""TensorBoard, Weights & Biases and MLflow: all receive every record that goes to metrics.jsonl.
 
 A tracker is an object with `log(record)` and `close()`, neither of which ever raises: the first
 failure after the start is reported once, and training continues without the tracker.
@@ -18,8 +18,7 @@ from ..errors import UserError, one_line
 from ..files import reason, replace_file
 from ..machine.packages import left_out
 
-# TensorBoard and wandb are imported inside functions: together they take half a second, and most
-# runs use neither.
+# The packages are imported inside functions: together they take seconds, and most runs use none.
 
 # Keys of a record that say what it belongs to; every other number in it is a figure.
 POSITION = {"step", "epoch", "split", "average_over", "model", "event", "samples"}
@@ -171,6 +170,14 @@ PRIVATE = {
 LIMITS = {"init_timeout": 30.0, "login_timeout": 5.0, "finish_timeout": 60.0}
 
 
+# For MLflow: nothing is sent to its developers, and a silent server delays a run for half a minute.
+MLFLOW = {
+    "DISABLE_TELEMETRY": "true",
+    "HTTP_REQUEST_TIMEOUT": "10",
+    "HTTP_REQUEST_MAX_RETRIES": "2",
+}
+
+
 class Wandb(_Tracker):
     """A run at Weights & Biases, or in offline mode its files, for `wandb sync` later.
 
@@ -235,6 +242,46 @@ class Wandb(_Tracker):
     def _send(self, values: dict[str, float], record: dict) -> None:
         position = {key: record[key] for key in ("step", "epoch") if key in record}
         self._run.log(values | position)
+
+
+class Mlflow(_Tracker):
+    """A run of MLflow, where MLFLOW_TRACKING_URI says, else where MLflow keeps runs by itself, in
+    the experiment MLFLOW_EXPERIMENT_NAME, else "fewhours". It gets the settings as parameters.
+
+    mlflow_run_id in `folder`, the run's, keeps the ID under which a resumed run continues. Raises
+    UserError if the package fails, or the server cannot be reached.
+    """
+
+    name = "mlflow"
+
+    def __init__(self, folder: Path, settings: dict, warn=print):
+        super().__init__(warn)
+        for key, value in MLFLOW.items():
+            os.environ.setdefault(f"MLFLOW_{key}", value)
+        try:
+            from mlflow import MlflowClient
+            from mlflow.entities import Metric, Param
+
+            client, place, self._metric = MlflowClient(), folder / "mlflow_run_id", Metric
+            if place.is_file():
+                self._id = place.read_text(encoding="ascii").strip()
+                client.update_run(self._id, "RUNNING")
+            else:
+                name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fewhours")
+                found = client.get_experiment_by_name(name)
+                experiment = found.experiment_id if found else client.create_experiment(name)
+                self._id = client.create_run(experiment, run_name=folder.name).info.run_id
+                params = [Param(key, str(_public(value))) for key, value in settings.items()]
+                client.log_batch(self._id, params=params)
+                replace_file(place, f"{self._id}\n".encode())
+        except Exception as error:  # any of MLflow's
+            raise UserError(f"--trackers mlflow: {one_line(error, 300)}") from None
+        self._client, self._ends = client, [lambda: client.set_terminated(self._id)]
+
+    def _send(self, values: dict[str, float], record: dict) -> None:
+        now = int(1000 * time.time())
+        metrics = [self._metric(key, value, now, record["step"]) for key, value in values.items()]
+        self._client.log_batch(self._id, metrics)
 
 
 def wandb_mode(mode: str, say=print) -> str:

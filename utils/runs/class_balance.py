@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..settings.classes import BY_COUNT
 from ..settings.yaml_file import Loader, read_yaml_file
 from ..tasks.task import Task
-from ..training.class_balance import ClassBalance
+from ..training.class_balance import ClassBalance, own_loss
 from .run import Run
 
 # A line says so if the largest class has more than so many times the samples of the smallest.
@@ -35,6 +35,8 @@ def class_balance(run: Run, task: Task, checkpoint: Checkpoint | None) -> ClassB
             class whose weight or prior is to follow from its count has no training sample.
     """
     settings, classes, name = run.settings, task.card.classes, run.settings.class_weights
+    if settings.loss is not None:
+        return own_loss(settings.loss, len(classes), run.device)
     counts = np.bincount(task.train.labels.cpu().numpy(), minlength=len(classes))
     if not counts.all() and (name in BY_COUNT or settings.logit_adjustment):
         raise UserError(

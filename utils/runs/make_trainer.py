@@ -32,6 +32,7 @@ from ..training.time_budget import Timing
 from ..training.times import Clock
 from ..training.train_step import StepParts
 from ..training.trainer import Trainer, TrainingPlan
+from ..user_files import contents
 from .advice import memory_advice, phase_advice
 from .local import build_local_steps, rule_of
 from .optimization import (
@@ -331,6 +332,7 @@ def _run_info(run: Run, ready: Ready, schedule_steps: int | None) -> dict:
         "global_batch_size": task.train.step_size,
         "micro_batches": run.micro_batches or settings.accumulation_steps * run.workers.size,
         **(ready.balance.run_info if ready.balance else {}),
+        "own_files": contents(vars(settings)),
         **run.numerical_environment(),
     }
 

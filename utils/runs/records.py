@@ -2,13 +2,14 @@
 
 import shutil
 from collections.abc import Callable
+from typing import Any
 
 from ..checkpoints.checkpoint import Checkpoint, Checkpoints
 from ..errors import UserError
 from ..files import reason, replace_file
 from ..reporting.metrics import MetricsLog, NoMetrics
 from ..reporting.run_folder import RunFolder
-from ..reporting.trackers import TensorBoard, Wandb, wandb_mode
+from ..reporting.trackers import Mlflow, TensorBoard, Wandb, wandb_mode
 from ..settings.config import to_yaml
 from ..weights.card import ModelCard, TextCard
 from .run import Run, same_folder
@@ -39,6 +40,7 @@ def open_metrics(
         metrics = MetricsLog(folder.metrics, warn=run.console.say, trackers=trackers)
         run.close_at_end(metrics)
         metrics.cut(checkpoint.state["metrics_bytes"] if checkpoint else 0, step)
+        metrics.trackers += run.trackers  # which are not told again what they were told before
         for name, (content, _) in card.files().items():
             replace_file(folder.path / name, content)
         text = f"# {settings.entry}\n{to_yaml(settings, run.origin)}"
@@ -48,10 +50,14 @@ def open_metrics(
     return metrics
 
 
-def _trackers(settings, folder: RunFolder, step: int, say: Callable[[str], None]) -> list:
+def _trackers(settings, folder: RunFolder, step: int, say: Callable[[str], None]) -> list[Any]:
     # The records of `step` itself are logged again (see MetricsLog.cut).
     purge_step = step or None
-    trackers: list = [TensorBoard(folder.tensorboard, purge_step=purge_step, warn=say)]
+    names, trackers = settings.trackers.split(","), list[Any]()
+    if "tensorboard" in names:
+        trackers.append(TensorBoard(folder.tensorboard, purge_step=purge_step, warn=say))
+    if "mlflow" in names:
+        trackers.append(Mlflow(folder.path, dict(vars(settings)), say))
     mode = wandb_mode(settings.wandb, say)
     if mode != "disabled":
         tags = [tag.strip() for tag in (settings.wandb_tags or "").split(",") if tag.strip()]

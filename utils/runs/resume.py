@@ -15,6 +15,7 @@ from ..errors import UserError
 from ..exchange import Exchange
 from ..plural import counted
 from ..training.trainer import TrainingPlan
+from ..user_files import contents
 from .run import Run, same_folder
 
 
@@ -61,6 +62,10 @@ def load_checkpoint(run: Run) -> Checkpoint | None:
                 "not be the same to the bit"
             )
     if settings.action.trains:
+        saved_files = loaded.run_info.get("own_files", {})
+        for place, content in contents(vars(settings)).items():
+            if saved_files.get(place, content) != content:
+                run.console.say(f"note: the file of {place} has changed since the run was saved")
         _keep_samples_per_step(run, loaded.run_info)
         _look_for_best(loaded, store, run.exchange, run.console.say)
     return loaded

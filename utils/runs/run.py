@@ -64,6 +64,7 @@ class Run:
         self._closing = contextlib.ExitStack()  # what is closed when the run ends
         self._set_up_device()
         self.folder: RunFolder | SharedFolder | None = None  # None unless the run trains
+        self.trackers: list = []  # of the Python API, see reporting/trackers.py
         self.progress = Progress()
         # Micro-batches of a step with --batch_tokens, of all processes.
         self.micro_batches: int | None = None

@@ -10,7 +10,7 @@ OF_TRAINING = (
     *("steps_per_epoch", "time_budget"),
     *("auto_batch", "compile", "cuda_graphs"),
     *("on_nonfinite", "save_every", "checkpoint_hist", "eval_every", "eval_on_start"),
-    *("log_every", "output", "checkpoint", "baseline"),
+    *("log_every", "output", "checkpoint", "baseline", "trackers"),
     *("wandb", "wandb_project", "wandb_entity", "wandb_tags", "dry_run", "profile", "final_test"),
 )
 NO_REPORT = {"report": "it belongs to training and --eval_only"}
@@ -88,7 +88,7 @@ ACTIONS = (
         trains=True,
         needs_run=False,
         without_effect=dict.fromkeys(
-            ("wandb", "profile", "report", "checkpoint", "baseline"),
+            ("wandb", "trackers", "profile", "report", "checkpoint", "baseline"),
             "--dry_run stops after a few steps",
         ),
     ),

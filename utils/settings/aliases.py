@@ -66,7 +66,7 @@ ALIASES = {alias: name for name, others in OTHER_NAMES.items() for alias in othe
 # Flags that are known elsewhere and mean something else here, or nothing: what to do instead.
 _MEANINGS = {
     "aug_splits augmix_severity jsd_loss": "AugMix is not supported; --auto_augment has others",
-    "bce_loss bce_target_thresh": "the loss is cross-entropy; leave it out",
+    "bce_loss bce_target_thresh": "the loss is cross-entropy, or that of --loss FILE.py:NAME",
     "ckpt_to_save": "--save_every 1e --checkpoint_hist 300 keeps the checkpoint of every epoch",
     "config_pth": "--host_config FILE gives folders by host name, --config FILE all other settings",
     "crop_mode": "--resize_mode crop (timm's center), squash or letterbox (its border)",
@@ -184,6 +184,7 @@ VALUE_ALIASES: dict[str, dict] = {
 }
 # Values that are known elsewhere and mean something else here: what to do instead.
 VALUE_MEANINGS = {
+    "wandb": {"mlflow": "--trackers mlflow logs to MLflow"},
     "sched": {"cosine_step": "learning rates are not rounded to powers: take cosine or step"},
     "precision": {
         "o3": "weights in fp16 lose small updates, so there is no such level; --opt_level O1 keeps "

@@ -37,6 +37,18 @@ class ClassSettings(Config):
         "fraction of the training samples; 1 is usual, 0 turns it off",
         low=0, high=100,
     )  # fmt: skip
+    loss: str | None = overfitting_flag(
+        None,
+        "Training loss of your own, FILE.py:NAME: a function of the logits (samples, classes) and "
+        "the classes (samples,) that returns the loss of each sample",
+        default_text="cross-entropy",
+    )
+
+    def ineffective(self):
+        yield from super().ineffective()
+        if self.loss is not None:
+            names = ("class_weights", "focal_gamma", "logit_adjustment", "label_smoothing")
+            yield names, "--loss takes its place", "loss"
 
     def validate(self):
         super().validate()

@@ -26,7 +26,7 @@ class PictureSettings(Config):
     unvaried = TransferSettings.unvaried | {
         **{"crop": "padded", "crop_padding": 0, "hflip": 0, "cutout": 0, "random_erasing": 0},
         **{"auto_augment": "none", "color_jitter": "0", "alternate_flips": False},
-        "image_size_schedule": "none",
+        **{"image_size_schedule": "none", "augment": None},
     }
 
     dataset: str = data_flag(
@@ -199,6 +199,12 @@ class PictureSettings(Config):
         "for each, and a fourth for hue",
         many=True,
         default_text="0.3 with --auto_augment 3a, else 0",
+    )
+    augment: str | None = overfitting_flag(
+        None,
+        "Augmentation of your own, FILE.py:NAME, after those above: a function of a batch of "
+        "pictures and a generator, or a transform of torchvision",
+        default_text="none",
     )
     ra_reps: int = overfitting_flag(
         1,

@@ -46,7 +46,7 @@ class RateSettings(Config):
     batch_size: int = optimizer_flag(
         128, "Samples in a batch of one process", low=1, unit="samples", resume="evaluation"
     )
-    optimizer: str = optimizer_flag("sgd", "Optimizer", choices=OPTIMIZERS)
+    optimizer: str = optimizer_flag("sgd", "Optimizer", choices=OPTIMIZERS, or_own=True)
     lr: float | None = optimizer_flag(
         None, "Peak learning rate", above=0, resume="free", default_text=_by_optimizer("lr")
     )
@@ -105,6 +105,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
         "Learning-rate schedule after the warm-up, in optimizer steps; onecycle has its own "
         "warm-up, plateau follows the loss on the validation split",
         choices=SCHEDULES,
+        or_own=True,
     )
     warmup_epochs: float = optimizer_flag(
         0.0, "Linear warm-up of the learning rate", low=0, unit="epochs"
@@ -246,10 +247,12 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
         for name, value in defaults.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
+        if self.lr is None:
+            raise UserError(f"--optimizer {self.optimizer} has no usual learning rate: give --lr")
         if self.clip is None:
             self.clip = entry.clip
         if self.lr_base_size is None:
-            self.refuse_low_peak(self.lr, f"--lr {self.lr}")  # type: ignore[arg-type]  # set above
+            self.refuse_low_peak(self.lr, f"--lr {self.lr}")
         flag = "epochs_for_sched" if self.epochs_for_sched else "epochs"
         by_epochs = self.warms_up and self.warmup_steps is None and self.warmup_ratio is None
         if by_epochs and self.warmup_epochs > getattr(self, flag):
@@ -273,7 +276,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
             peak: the highest learning rate.
             name: what it is called in the message.
         """
-        if "min_lr" in SCHEDULES[self.sched] and self.min_lr > peak:
+        if "min_lr" in self.schedule_flags and self.min_lr > peak:
             raise UserError(f"--min_lr {self.min_lr} is above {name}")
         if self.warms_up and (self.warmup_lr or 0) > peak:
             raise UserError(f"--warmup_lr {self.warmup_lr} is above {name}")
@@ -294,7 +297,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
     @property
     def schedule_flags(self) -> tuple[str, ...]:
         """What has an effect with --sched; "warmup" stands for the flags of the warm-up."""
-        return SCHEDULES[self.sched]
+        return SCHEDULES.get(self.sched, ("warmup",))  # a function of the user's
 
     @property
     def schedule_depends_on_length(self) -> bool:

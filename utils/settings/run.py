@@ -103,6 +103,12 @@ class RunSettings(Config):
         "Also measure what simple methods reach, at the end, in at most 2 % of the run's time",
     )
     profile: bool = run_flag(False, "Write a trace of a few steps, to be opened in a browser")
+    trackers: str = run_flag(
+        "tensorboard",
+        "What else gets the figures: tensorboard, mlflow, both or none, beside --wandb",
+        many=True,
+        resume="free",
+    )
     wandb: str = run_flag(
         "disabled",
         "Log to Weights & Biases: metrics and settings, never code or environment",
@@ -215,6 +221,11 @@ class RunSettings(Config):
             )
         if self.export == "onnx":
             require("--export onnx", "onnx", "onnxscript")
+        trackers = {*self.trackers.split(",")}
+        if not (trackers <= {"tensorboard", "mlflow"} or trackers == {"none"}):
+            raise UserError(f"--trackers {self.trackers}: take tensorboard, mlflow, both, or none")
+        if self.action is TRAIN and "mlflow" in trackers:
+            require("--trackers mlflow", "mlflow")
         if self.action is TRAIN and wandb_mode(self.wandb, lambda note: None) != "disabled":
             require(f"--wandb {self.wandb}", "wandb")
 

@@ -93,7 +93,7 @@ def convert(field: dataclasses.Field, value, where: str):
     choices = choices_of(meta)
     if choices and value not in choices and str(value).lower() in choices:
         value = value.lower()  # FusedAdam
-    if choices and value not in choices:
+    if choices and value not in choices and not (meta["or_own"] and ".py:" in str(value)):
         meaning = VALUE_MEANINGS.get(field.name, {}).get(str(value).lower())
         if meaning is not None:
             raise UserError(f"{where} {value}: {meaning}")
@@ -111,7 +111,7 @@ def values_text(field: dataclasses.Field) -> str:
     meta, (kind, _) = field.metadata, type_of(field)
     choices = choices_of(meta)
     if choices:
-        return "one of " + ", ".join(map(str, choices))
+        return "one of " + ", ".join(map(str, choices)) + ", or FILE.py:NAME" * meta["or_own"]
     if kind is bool:
         return "true or false"
     text = {int: "a whole number", float: "a number", str: "a text"}[kind]

@@ -149,7 +149,10 @@ def _entry_of_run(argv: list[str]) -> str:
         text = (run / "config.yaml").read_text(encoding="utf-8", errors="replace")
     except OSError:
         raise UserError(f"--resume {run}: there is no config.yaml, so it is no run") from None
-    return Path(text.partition("\n")[0].removeprefix("# ").strip()).stem
+    script = text.partition("\n")[0].removeprefix("# ").strip()
+    if script == "fewhours.fit":
+        raise UserError(f"--resume {run}: only fewhours.fit, given its model and data, can go on")
+    return Path(script).stem
 
 
 def _spelled(flags: dict) -> list[str]:

@@ -111,7 +111,10 @@ RULES = {
             {"optimizer": "muon", "weight_decay": 0.15, "sched": "cosine"},
             "more accurate than SGD in as many epochs", but=OPTIMIZER,
         ),
-        Rule({"label_smoothing": 0.1}, "a little more accurate, and less sure of mistakes"),
+        Rule(
+            {"label_smoothing": 0.1}, "a little more accurate, and less sure of mistakes",
+            but=("loss",),
+        ),
         *_by_samples(
             {
                 1000: {"batch_size": 16, "lr": 0.006},

@@ -6,6 +6,7 @@ from typing import Any
 from ..augment.chain import Chain
 from ..augment.crop_flip import CropFlip
 from ..augment.named_policies import parse_jitter, parse_policy
+from ..augment.own import OwnAugmentation
 from ..augment.policies import ColourJitter, Operations
 from ..augment.random_erasing import RandomErasing
 from ..augment.resized_crop import DecodedCrop, ResizedCrop
@@ -15,9 +16,14 @@ from ..settings import ImageSettings
 
 def augmentation(settings: ImageSettings, mean: Sequence[float], train: PictureSplit) -> dict:
     """The arguments of the loader of `train` on augmentation, which is in the order of timm and
-    torchvision: crop, flip, operations on colours and shape, parts that are hidden."""
+    torchvision: crop, flip, operations on colours and shape, the user's own, parts that are
+    hidden."""
     height, width, _ = train.shape
-    operations, resized = _operations(settings, mean, train), settings.crop == "resized"
+    resized, operations = settings.crop == "resized", list[Any]()
+    if drawn := _operations(settings, mean, train):
+        operations.append(drawn)
+    if settings.augment is not None and settings.action.trains:
+        operations.append(OwnAugmentation(settings.augment, train.shape))
     later, hiding, cutout = list[Any](), list[Any](), settings.cutout
     first: Any = None
     if resized and not train.encoded:
@@ -27,8 +33,7 @@ def augmentation(settings: ImageSettings, mean: Sequence[float], train: PictureS
     else:
         padding, hole = settings.crop_padding, 0 if operations else cutout
         first = CropFlip(height, width, padding, settings.padding_mode, settings.hflip, hole)
-    if operations:
-        later.append(operations)
+    later += operations
     if cutout and (resized or operations):
         hiding.append(CropFlip(height, width, padding=0, flip=0, cutout=cutout))
     if settings.random_erasing:

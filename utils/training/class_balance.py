@@ -1,4 +1,4 @@
-"""The training loss for classes that are not equal.
+"""The training loss for classes that are not equal, and that of the user's own.
 
 Class weights as in torch.nn.CrossEntropyLoss(weight=...); the focal loss: Lin et al., "Focal loss
 for dense object detection" (2017), arXiv:1708.02002, equation 4, for several classes; logit
@@ -6,11 +6,15 @@ adjustment: Menon et al., "Long-tail learning via logit adjustment" (2021), arXi
 equation 10.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from .. import user_files
+from ..errors import UserError
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,3 +81,36 @@ class ClassBalance:
             return own
         partners, lam = mixed
         return lam * own + (1 - lam) * self.weights[partners]
+
+
+@dataclass(frozen=True, eq=False)
+class OwnLoss(ClassBalance):
+    """function(logits (n, classes) float32, classes (n,) int64) -> losses (n,). The loss of a mixed
+    sample is lam times that for its own class and 1 - lam times that for its partner's."""
+
+    function: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
+
+    def losses(self, logits: Tensor, targets: Tensor, *mixed: Tensor) -> Tensor:
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        own = self.function(logits, targets)
+        if not mixed:
+            return own
+        partners, lam = mixed
+        return lam * own + (1 - lam) * self.function(logits, partners)
+
+
+def own_loss(place: str, classes: int, device: torch.device) -> OwnLoss:
+    """That of the function that "path/to/file.py:name" names. Raises UserError if it cannot be
+    found, or fails with two samples."""
+    function = user_files.find("--loss", place, "function", "my_loss", callable)
+    logits = torch.zeros(2, classes, device=device, requires_grad=True)
+    targets = torch.tensor([0, classes - 1], device=device)
+    takes = "it takes logits (samples, classes) and classes (samples,)"
+    found = user_files.attempt(lambda: function(logits, targets), f"--loss {place}", place, takes)
+    if not isinstance(found, Tensor) or found.shape != (2,) or not found.requires_grad:
+        answer = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise UserError(
+            f"--loss {place} answers two samples with {answer}; it returns the loss of each, "
+            "(samples,), computed from the logits: with PyTorch's losses, reduction='none'"
+        )
+    return OwnLoss(function=function)

@@ -248,6 +248,9 @@ class Trainer:
                 clock.pause()
                 self.save()
                 clock.resume()
+            if self.agreed_signal.ends:
+                self._end_early()
+                break
             self.enter("loading")
         self._log_window()
         clock.pause()
@@ -358,6 +361,8 @@ class Trainer:
         if self.clock.started_step <= start_of_epoch:  # this process has trained all of it
             log.advise(time_share, is_last=finished)
         _, save_is_due = self._agree_on_stop_and_save()  # collective, so never skipped
+        if self.agreed_signal.ends and not finished and evaluation is not None:
+            self._end_early()  # without an evaluation: after the next step
         if save_is_due or finished or best or progress.stopped_early:
             self.save(final=finished or progress.stopped_early)
 
@@ -375,12 +380,16 @@ class Trainer:
         if self.steps.schedule.observe(observed):
             followed = by or MEASURES["loss"]
             note += f"; no {followed.better_text}: the learning rate falls"
-        progress.stopped_early = self._stops_early()
-        if progress.stopped_early:
+        if self._stops_early():
+            progress.stopped_early = True
             evaluations = counted(progress.since_best, "evaluation")
             better = "" if decides.name == "loss" else f"{decides.better_text} or "
             note += f"; no {better}lower loss for {evaluations}: stopped early"
         return best, note
+
+    def _end_early(self) -> None:
+        """Makes this step the last one."""
+        self.progress.stopped_early, self.plan.total_steps = True, self.progress.step
 
     def _stops_early(self) -> bool:
         """Whether patience is over while steps are left."""
