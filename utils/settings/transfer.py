@@ -67,7 +67,7 @@ class TransferSettings(Config):
         """What is lacking for a sample to have the same features in every step."""
         wanted = self.unvaried.items()
         lacking = [(n, v) for n, v in wanted if getattr(self, n, None) not in (None, v)]
-        return [f"--no_{n}" if v is False else f"--{n} {v}" for n, v in lacking]
+        return [f"--no_{n}" if v is False else f"--{n} {v}".lower() for n, v in lacking]
 
     def ineffective(self):
         yield from super().ineffective()
