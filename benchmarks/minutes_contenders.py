@@ -43,7 +43,7 @@ class Job:
 
     @cached_property
     def precision(self) -> str:
-        """ "bf16" where it is fast, of which all that can use it are told."""
+        """The faster one of bf16 and fp32."""
         import torch
 
         from utils.training.objective import why_slow
@@ -86,15 +86,8 @@ class Contender:
 
 
 def ours(job: Job) -> list:
-    own = ["--seed", job.seed, "--output", job.output, "--cache_dir", job.output.parent / "cache"]
-    return [
-        job.programs / "python",
-        ROOT / "train.py",
-        job.folder,
-        "--time",
-        f"{job.seconds:g}s",
-        *own,
-    ]
+    program = [job.programs / "python", ROOT / "train.py", job.folder]
+    return [*program, "--time", f"{job.seconds:g}s", *_of_run(job)]
 
 
 def recipe(job: Job) -> list:
@@ -102,13 +95,15 @@ def recipe(job: Job) -> list:
         "cifar10": ("resnet50_test.py", "cifar10_cpu.yaml"),
         "ag_news": ("transformer_test.py", "ag_news_cpu.yaml"),
     }[job.data]
-    own = ["--seed", job.seed, "--output", job.output, "--cache_dir", job.output.parent / "cache"]
+    program = [job.programs / "python", ROOT / entry, "--config", ROOT / "recipes" / name]
     if job.data == "cifar10" and job.precision == "fp32":
-        own += ["--precision", "fp32"]  # as the recipe says
-    return [
-        job.programs / "python", ROOT / entry, "--config", ROOT / "recipes" / name, "--data_dir",
-        job.folder, "--time_budget", f"{job.seconds:g}s", *own,
-    ]  # fmt: skip
+        program += ["--precision", "fp32"]  # as the recipe says
+    return [*program, "--data_dir", job.folder, "--time", f"{job.seconds:g}s", *_of_run(job)]
+
+
+def _of_run(job: Job) -> list:
+    cache = job.output.parent / "cache"
+    return ["--seed", job.seed, "--output", job.output, "--cache_dir", cache]
 
 
 def timm(job: Job) -> list:
@@ -149,8 +144,8 @@ def script(name: str, job: Job) -> list:
 
 
 CONTENDERS = {
-    "this toolkit": Contender(ours, "budget"),
-    "this toolkit, recipe": Contender(recipe, "budget"),
+    "fewhours": Contender(ours, "budget"),
+    "fewhours-recipe": Contender(recipe, "budget"),
     "timm": Contender(
         timm, packages=("timm==1.0.31",), data=("cifar10",), most_epochs=160,
         accuracy=partial(last_row, "summary.csv", "eval_top1", 1),
