@@ -49,8 +49,8 @@ def main() -> int:
     words.add_argument("--all", action="store_true", help="under every limit, one at a time")
     words.add_argument("tests", nargs="*", default=NUMERICAL, help="what pytest is given")
     given = words.parse_args()
-    done, failed = {used({}): "the CPU's own"}, []
-    print(f"the CPU's own: {used({})}", flush=True)
+    done, failed = {(own := used({})): "the CPU's own"}, []
+    print(f"the CPU's own: {own}", flush=True)
     for number, limits in enumerate(EVERY if given.all else PAIRS):
         name, kernels = " ".join(f"{k}={v}" for k, v in limits.items()), used(limits)
         print(f"{name}: {kernels}", flush=True)

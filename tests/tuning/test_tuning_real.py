@@ -161,7 +161,7 @@ def test_the_benchmark(tmp_path, capsys):
     """A tiny one runs, can be continued, and compares."""
     words = ["--seeds", "1", "--trials", "1", "--epochs", "1", "--train_samples", "100", "--width",
              "4", "--batch", "16", "--rungs", "2", "--precision", "fp32", "--pruned_trials", "2",
-             "--again", "1", "--jobs", "2", "--flags=--confirm 1", "--output", str(tmp_path)]  # fmt: skip
+             "--again", "1", "--jobs", "2", "--flags=--confirm 0", "--output", str(tmp_path)]  # fmt: skip
     for _ in range(2):
         assert tuning.main(words) == 0
     result = json.loads((tmp_path / "benchmark.json").read_text())
