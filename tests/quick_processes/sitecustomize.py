@@ -26,14 +26,15 @@ class Quick:
 
     @staticmethod
     def find_spec(name, path, target=None):
-        if name not in CHANGES:
+        changes = CHANGES.get(name.removeprefix("fewhours."))
+        if changes is None:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         execute = spec.loader.exec_module
 
         def exec_module(module):
             execute(module)
-            vars(module).update(CHANGES[name])
+            vars(module).update(changes)
 
         spec.loader.exec_module = exec_module
         return spec

@@ -22,13 +22,13 @@ from benchmarks import tuning
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ["--dataset", "shapes", "--depth", "18", "--width", "4", "--bs", "16"]
 TEXTS = ["--dataset", "headlines", "--layers", "1", "--dim", "16", "--heads", "2", "--ffn", "32"]
-SHORT = ["--device", "cpu", "--threads", "1", "--jobs", "1", "--rungs", "2", "--trials", "3"]
+SHORT = ["--device", "cpu", "--threads", "1", "--jobs", "1", "--rungs", "2", "--trials", "2"]
 
 
 def begin(name, folder, *flags):
     script = ROOT / "tuning" / f"{name}_tuning.sh"
     return subprocess.Popen(
-        ["bash", str(script), *flags, *SHORT, "--output", "study"], cwd=folder, text=True,
+        ["bash", str(script), *SHORT, *flags, "--output", "study"], cwd=folder, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         env=os.environ | {"PYTHON": sys.executable},
     )  # fmt: skip
@@ -136,7 +136,7 @@ def test_a_search_on_a_folder_of_pictures(tmp_path, run_resnet):
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (32, 32), (200 * (number % 2), number, 50)).save(path)
     words = ["--data_dir", "pictures", "--val_is_validation", "--image_size", "32", *PICTURES[2:]]
-    words += ["--subset", "1.0", "--epochs", "1", "--recipe_epochs", "1", "--confirm", "0"]
+    words += ["--subset", "1.0", "--epochs", "1", "--recipe_epochs", "1", "--confirm", "0", "--trials", "1"]
     end(begin("resnet50", tmp_path, *words))
     recipe = yaml.safe_load((tmp_path / "study" / "best.yaml").read_text())
     assert recipe["dataset"] == "imagefolder" and recipe["val_is_validation"]
