@@ -38,9 +38,10 @@ def reference(runs):
     return "reference"
 
 
-@pytest.mark.slow
+@of_the_soak
 def test_a_run_loses_nothing(runs):
-    """A process is killed, the next launch is ended by a signal, one process goes on alone."""
+    """A process is killed, the next launch is ended by a signal, one process goes on alone: one
+    after the other, of which the tests below have one each."""
     stop = fault("forward", 7, start=1, do="end the launch")
     code, err = runs.train([*IMAGES, *EPOCHS], name="both", faults=[KILLS[0], stop])
     assert code == 143, err
