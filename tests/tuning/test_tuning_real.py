@@ -136,7 +136,8 @@ def test_a_search_on_a_folder_of_pictures(tmp_path, run_resnet):
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (32, 32), (200 * (number % 2), number, 50)).save(path)
     words = ["--data_dir", "pictures", "--val_is_validation", "--image_size", "32", *PICTURES[2:]]
-    words += ["--subset", "1.0", "--epochs", "1", "--recipe_epochs", "1", "--confirm", "0", "--trials", "1"]
+    words += ["--subset", "1.0", "--epochs", "1", "--recipe_epochs", "1", "--confirm", "0"]
+    words += ["--trials", "1"]
     end(begin("resnet50", tmp_path, *words))
     recipe = yaml.safe_load((tmp_path / "study" / "best.yaml").read_text())
     assert recipe["dataset"] == "imagefolder" and recipe["val_is_validation"]
@@ -161,7 +162,8 @@ def test_the_benchmark(tmp_path, capsys):
     """A tiny one runs, can be continued, and compares."""
     words = ["--seeds", "1", "--trials", "1", "--epochs", "1", "--train_samples", "100", "--width",
              "4", "--batch", "16", "--rungs", "2", "--precision", "fp32", "--pruned_trials", "2",
-             "--again", "1", "--jobs", "2", "--flags=--confirm 0", "--output", str(tmp_path)]  # fmt: skip
+             "--again", "1", "--jobs", "2", "--flags=--confirm 0", "--output",
+             str(tmp_path)]  # fmt: skip
     for _ in range(2):
         assert tuning.main(words) == 0
     result = json.loads((tmp_path / "benchmark.json").read_text())
