@@ -96,6 +96,7 @@ def test_a_small_run_measures_contenders_in_their_processes(tmp_path, monkeypatc
         assert all(len(speeds) == 2 for speeds in case["samples_per_second"].values())
         for shares in case["shares"].values():
             assert sum(shares.values()) == pytest.approx(1, abs=0.01)
+        assert min(case["peak_bytes"].values()) > 1 << 20
         kept = case["bytes_kept_per_sample"]
         assert kept["ours, memory"] < kept["ours"] < kept["plain loop"]
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")

@@ -52,7 +52,7 @@ def test_make_demo_tuning(tmp_path):
 def test_make_demo(target, monkeypatch):
     """With whole data sets, plots and pages."""
     monkeypatch.delenv("PYTHONPATH")
-    # A busy machine has few steps in a minute; six epochs of pictures have 95 %, too.
+    # A busy machine has few steps in a minute.
     said = done(commands_of(target, ROOT).replace("--time 1m", "--epochs 4"), ROOT)
     accuracy = float(re.search(r"test accuracy ([\d.]+) % .*report.html", said)[1])
     assert accuracy >= (95 if target == "demo-text" else 80)
