@@ -16,8 +16,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# Tests of processes, whose arithmetic other tests cover, and of fake tensors, which have none.
+# Tests of processes and of what they send, whose arithmetic other tests cover, and of fake tensors,
+# which have none.
 LEFT_OUT = ("distributed/test_rank_faults", "distributed/test_node_faults", "distributed/test_soak")
+LEFT_OUT += ("distributed/test_exchange", "distributed/test_counts")
 LEFT_OUT += ("training/test_fake_cuda", "training/test_fake_device", "optim/ngd/test_ngd_launches")
 NUMERICAL = ["tests/fused", "tests/optim", "tests/training", "tests/distributed"]
 NUMERICAL += [f"--ignore=tests/{name}.py" for name in LEFT_OUT]

@@ -11,8 +11,8 @@ from soak import of_the_soak
 
 # Added to the commands of `make demo-tuning`, which would take minutes: the last value counts.
 SHORTER = {
-    "demo-tuning-texts": "--subset 0.2 --epochs 2 --trials 2",
-    "demo-tuning-pictures": "--subset 0.1 --epochs 1 --trials 1",
+    "demo-tuning-texts": "--subset 0.2 --epochs 2 --trials 2 --confirm 0",
+    "demo-tuning-pictures": "--subset 0.1 --epochs 1 --trials 1 --confirm 0",
 }
 
 
