@@ -14,7 +14,7 @@ from distributed.faulty import (
 )
 from soak import of_the_soak
 
-slow = pytest.mark.slow
+slow, only_in_the_soak = of_the_soak
 EPOCHS = ["--epochs", 2]
 STEPS = 26  # of two epochs of two processes
 # Killed in a step, and between two files of a checkpoint. At the second start the first rank comes
@@ -38,7 +38,8 @@ def reference(runs):
     return "reference"
 
 
-@of_the_soak
+@slow
+@only_in_the_soak
 def test_a_run_loses_nothing(runs):
     """A process is killed, the next launch is ended by a signal, one process goes on alone: one
     after the other, of which the tests below have one each."""
