@@ -165,7 +165,7 @@ def test_a_rank_that_stops_is_named(runs, reference, restarts):
     ],
 )
 def test_random_kills(runs, entry, strategy, size):
-    run_random_kills(runs, entry, strategy, size, seed=1, kills=3)
+    run_random_kills(runs, entry, strategy, size, seed=1, kills=2)
 
 
 def run_random_kills(runs, entry, strategy, size, seed: int, kills: int) -> int:
