@@ -62,11 +62,13 @@ test: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow"
 
 # One of these tests may take as long as a hundred others: a process without work takes over another's. Those of
-# one file build upon each other, and so run one after the other.
+# one file build upon each other, and so run one after the other, beside the rest.
 ONE_BY_ONE := tests/end_to_end/test_docs_as_run.py
 slow: $(VENV)/.installed-dev
-	$(PYTEST) --dist worksteal -m "slow" --ignore $(ONE_BY_ONE)
-	$(BIN)/python -m pytest --durations=15 $(ONE_BY_ONE)
+	@trap 'kill $$beside' INT TERM; \
+	$(BIN)/python -m pytest --durations=15 $(ONE_BY_ONE) & beside=$$!; \
+	$(PYTEST) --dist worksteal -m "slow" --ignore $(ONE_BY_ONE); code=$$?; \
+	wait $$beside && exit $$code
 
 # The tests of --loader dali, which need NVIDIA DALI but no GPU, in an environment of their own that
 # adds it to the other one. `make test` and `make slow` leave them out.

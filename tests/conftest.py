@@ -13,7 +13,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 import torch
 from patience import PATIENCE
-from quick_runs import handlers_put_back, quick
+from quick_runs import QUICK_PROCESSES, handlers_put_back, quick
 
 import resnet50_test
 
@@ -36,6 +36,14 @@ def pytest_xdist_auto_num_workers(config):
 def one_thread():
     """PyTorch has its own threads."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_processes():
+    """Processes that tests start are quick, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", QUICK_PROCESSES, prepend=os.pathsep)
+        yield
 
 
 @pytest.fixture

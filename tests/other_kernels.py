@@ -16,8 +16,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# Tests of processes, whose arithmetic other tests cover, and of fake tensors, which have none.
+# Tests of processes and of what they send, whose arithmetic other tests cover, and of fake tensors,
+# which have none.
 LEFT_OUT = ("distributed/test_rank_faults", "distributed/test_node_faults", "distributed/test_soak")
+LEFT_OUT += ("distributed/test_exchange", "distributed/test_counts")
 LEFT_OUT += ("training/test_fake_cuda", "training/test_fake_device", "optim/ngd/test_ngd_launches")
 NUMERICAL = ["tests/fused", "tests/optim", "tests/training", "tests/distributed"]
 NUMERICAL += [f"--ignore=tests/{name}.py" for name in LEFT_OUT]
@@ -49,8 +51,8 @@ def main() -> int:
     words.add_argument("--all", action="store_true", help="under every limit, one at a time")
     words.add_argument("tests", nargs="*", default=NUMERICAL, help="what pytest is given")
     given = words.parse_args()
-    done, failed = {used({}): "the CPU's own"}, []
-    print(f"the CPU's own: {used({})}", flush=True)
+    done, failed = {(own := used({})): "the CPU's own"}, []
+    print(f"the CPU's own: {own}", flush=True)
     for number, limits in enumerate(EVERY if given.all else PAIRS):
         name, kernels = " ".join(f"{k}={v}" for k, v in limits.items()), used(limits)
         print(f"{name}: {kernels}", flush=True)

@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ import torch
 from utils.data.images import shapes
 from utils.data.texts import headlines
 from utils.training.objective import Classification
+
+# On the PYTHONPATH of a process it makes the runs of that process quick.
+QUICK_PROCESSES = str(Path(__file__).with_name("quick_processes"))
 
 
 def quick(patch: pytest.MonkeyPatch) -> None:

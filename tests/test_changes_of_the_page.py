@@ -3,6 +3,7 @@ and a data set."""
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from patience import PATIENCE
 from project_copy import ROOT, copy_project
+from quick_runs import QUICK_PROCESSES
 from short_runs import call
 
 PAGE = ROOT / "docs/architecture.md"
@@ -44,7 +46,7 @@ def changed(tmp_path_factory) -> Path:
 
 def train(checkout: Path, folder: Path, flags: str) -> list[dict]:
     """Trains, or goes on; returns the records of the run."""
-    command = f"python resnet50_test.py {flags}"
+    command = f"PYTHONPATH={shlex.quote(QUICK_PROCESSES)} python resnet50_test.py {flags}"
     done = call(checkout, command, folder, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""A pytest that is killed leaves no process behind."""
+"""A pytest that is killed, or reaches the time limit of a test, leaves no process behind."""
 
 import os
 import signal
@@ -20,12 +20,16 @@ def test_long():
 """
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+TIME_LIMIT = ["-o", "faulthandler_timeout=2", "-o", "faulthandler_exit_on_timeout=true"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, None])
 def test_what_tests_have_started_ends_with_pytest(tmp_path, signum):
+    limit = TIME_LIMIT if signum is None else []
     (tmp_path / "test_long.py").write_text(LONG)
     own = {"PYTHONPATH": str(Path(__file__).parent), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-q", "-s", "-p", "left_processes"],
+        [sys.executable, "-m", "pytest", "-q", "-s", "-p", "left_processes", *limit],
         cwd=tmp_path, env=os.environ | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True,
     )  # fmt: skip
@@ -33,5 +37,6 @@ def test_what_tests_have_started_ends_with_pytest(tmp_path, signum):
     while "started" not in said and (line := process.stdout.readline()):
         said += line
     assert "started" in said, f"pytest has ended with {process.wait()}: {said}"
-    process.send_signal(signum)
+    if signum is not None:
+        process.send_signal(signum)
     process.communicate(timeout=PATIENCE)  # returns when all have ended: they hold the pipe

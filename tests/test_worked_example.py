@@ -6,6 +6,7 @@ over every optimizer; one test prints the row that the page of flags then lacks.
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE
 from project_copy import ROOT, copy_project
+from quick_runs import QUICK_PROCESSES
 from short_runs import call, write_data
 
 LINE = '    "lion": "utils.optim.lion:LION",\n'
@@ -37,6 +39,7 @@ def checkout(tmp_path_factory) -> Path:
 
 def said(checkout: Path, folder: Path, command: str) -> str:
     """The output of a command, which must succeed."""
+    command = f"PYTHONPATH={shlex.quote(QUICK_PROCESSES)} {command}"
     done = call(checkout, command, folder, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return done.stdout

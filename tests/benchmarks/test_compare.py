@@ -15,13 +15,10 @@ from benchmarks.cases import Case, text_case
 from benchmarks.contenders import Rule, Way
 
 
-@pytest.mark.parametrize(
-    "own_process", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["here", "in children"]
-)
-def test_what_cannot_run_is_left_out(tmp_path, own_process, monkeypatch):
+def test_what_cannot_run_is_left_out(tmp_path, monkeypatch):
+    """In this process; test_child.py has failures in a process of its own."""
     monkeypatch.setattr(compare, "LEAST_SECONDS", PATIENCE)
-    if not own_process:
-        monkeypatch.setattr(compare, "ChildContender", InThisProcess)
+    monkeypatch.setattr(compare, "ChildContender", InThisProcess)
     case = text_case(TINY, torch.device("cpu"), 0)
     ways = {"plain loop": Way(False, "fp32, padded")}
     ways["broken"] = Way(True, "none such", "bf16", True, fused="none such")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE, wait_until
+from quick_runs import quick
 
 from benchmarks.study import __main__ as entry
 from benchmarks.study.plan import Case, Optimizer
@@ -102,7 +103,8 @@ def test_splits_have_no_picture_in_common():
 
 
 @pytest.mark.slow
-def test_several_processes_train_the_same_and_end():
+def test_several_processes_train_the_same_and_end(monkeypatch):
+    quick(monkeypatch)  # as the processes are
     runs = [Case(SGD, 64).run(1, lr, 5e-4, 1, "val") for lr in (0.01, 0.1)]
     others = {*multiprocessing.active_children()}  # of other tests in this process
     with Processes(SETTING, 2) as processes:

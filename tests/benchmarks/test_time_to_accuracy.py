@@ -57,14 +57,19 @@ def test_a_race_over_few_pictures_takes_whole_batches():
         time_to_accuracy.make_course(real_pictures(7), PLAN, torch.device("cpu"))
 
 
-def test_a_race_that_is_cut_short_says_so(monkeypatch, tmp_path):
+@pytest.fixture
+def here(monkeypatch):
+    """Races in this process, whose malloc stays as it is."""
+    monkeypatch.setattr(time_to_accuracy, "Child", InThisProcess)
+    monkeypatch.setattr(time_to_accuracy, "keep_freed_memory", lambda: None)
+
+
+def test_a_race_that_is_cut_short_says_so(monkeypatch, tmp_path, here):
     curve = [(1.0, 30.0), (2.0, 50.0)]
 
     def late(*args):
         raise OutOfTime
 
-    monkeypatch.setattr(time_to_accuracy, "Child", InThisProcess)
-    monkeypatch.setattr(time_to_accuracy, "keep_freed_memory", lambda: None)
     monkeypatch.setattr(time_to_accuracy, "usual_curve", lambda *args: curve)
     monkeypatch.setattr(time_to_accuracy, "our_curve", late)
     found = raced(real_pictures, tmp_path)
@@ -83,7 +88,8 @@ def test_a_race_without_pictures_says_so(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_small_race_has_curves_of_all(tmp_path):
+def test_a_small_race_has_curves_of_all(tmp_path, here):
+    """test_tricks.py has a race in a process of its own."""
     found = raced(real_pictures, tmp_path)
     assert not found["left_out"]
     assert {name: len(curve) for name, curve in found["curves"].items()} == dict.fromkeys(

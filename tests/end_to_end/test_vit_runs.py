@@ -275,7 +275,7 @@ FAMILIES = [
     "vit_small_patch16_rope_224", "mobilenetv3_small_050",
 ]  # fmt: skip
 # One of each kind: attention with other positions, other norms, gates, no attention at all.
-KINDS = ["test_vit_relpos", "test_nfnet", "test_mambaout", "mixer_s32_224", "test_efficientnet"]
+KINDS = ["test_vit_relpos", "test_nfnet", "test_mambaout", "test_efficientnet"]
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Runs with --time_budget, whose clock is the number of steps."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -9,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE
+from distributed.faulty import Runs
 from quick_runs import handlers_put_back, quick
 
 import transformer_test
@@ -173,13 +172,12 @@ def test_the_time_counts_from_the_start_of_the_command():
 
 @pytest.mark.slow
 def test_two_processes_follow_one_plan(tmp_path):
-    command = f"{FLAGS} --time_budget 40s --output {tmp_path / 'run'} --cache_dir {tmp_path}"
-    subprocess.run(
-        ["bash", "run_distributed.sh", "transformer_test.py", *command.split()],
-        env=os.environ | {"NPROC": "2", "PYTHON": sys.executable}, cwd=ROOT, check=True,
-        timeout=PATIENCE,
-    )  # fmt: skip
-    result = summary(tmp_path / "run")
+    runs = Runs(tmp_path)
+    flags = [*FLAGS.split(), "--time_budget", "40s"]
+    code, err = runs.train(flags, name="run", ENTRY="transformer_test", PACE="0.2")
+    runs.close()
+    assert code == 0, err
+    result = runs.summary("run")
     assert result["world_size"] == 2 and result["status"] == "finished"
     assert result["steps"] == result["time_plan"][-1][1]
     assert 30 < result["seconds_total"] < 45  # the processes of other tests may come and go

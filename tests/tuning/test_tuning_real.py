@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import importlib
 import json
 import os
 import shlex
@@ -14,17 +15,20 @@ import pytest
 import yaml
 from patience import PATIENCE, wait_until
 from PIL import Image
+from quick_runs import handlers_put_back, quick
+
+from benchmarks import tuning
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ["--dataset", "shapes", "--depth", "18", "--width", "4", "--bs", "16"]
 TEXTS = ["--dataset", "headlines", "--layers", "1", "--dim", "16", "--heads", "2", "--ffn", "32"]
-SHORT = ["--device", "cpu", "--threads", "1", "--jobs", "1", "--rungs", "2", "--trials", "3"]
+SHORT = ["--device", "cpu", "--threads", "1", "--jobs", "1", "--rungs", "2", "--trials", "2"]
 
 
 def begin(name, folder, *flags):
     script = ROOT / "tuning" / f"{name}_tuning.sh"
     return subprocess.Popen(
-        ["bash", str(script), *flags, *SHORT, "--output", "study"], cwd=folder, text=True,
+        ["bash", str(script), *SHORT, *flags, "--output", "study"], cwd=folder, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         env=os.environ | {"PYTHON": sys.executable},
     )  # fmt: skip
@@ -62,19 +66,18 @@ def searched(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_the_recipe_reproduces_its_score_to_the_bit(name, searched):
+def test_the_recipe_reproduces_its_score_to_the_bit(name, searched, monkeypatch):
     folder, out = searched(name)
     assert "recipe: study/best.yaml" in out
+    monkeypatch.chdir(folder)
+    quick(monkeypatch)
     head = (folder / "study" / "best.yaml").read_text().splitlines()
     command = next(line for line in head if line.startswith("#   python "))
-    words = shlex.split(command.removeprefix("#   python "))
+    script, *words = shlex.split(command.removeprefix("#   python "))
     words[words.index("best.yaml")] = "study/best.yaml"
-    words[0] = str(ROOT / words[0])
-    done = subprocess.run(
-        [sys.executable, *words, "--output", "again"], cwd=folder, capture_output=True, text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    entry = importlib.import_module(script.removesuffix(".py"))
+    with handlers_put_back():
+        assert entry.main([*words, "--output", "again"]) == 0
 
     def validation(run):
         lines = (run / "metrics.jsonl").read_text().splitlines()
@@ -86,11 +89,8 @@ def test_the_recipe_reproduces_its_score_to_the_bit(name, searched):
     test = [p for p in folder.glob("study/trials/*/*/metrics.jsonl") if '"test"' in p.read_text()]
     assert test == []
     # And the recipe as it is.
-    dry = subprocess.run(
-        [sys.executable, words[0], "--config", "study/best.yaml", "--dry_run"], cwd=folder,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert dry.returncode == 0, dry.stderr
+    with handlers_put_back():
+        assert entry.main(["--config", "study/best.yaml", "--dry_run"]) == 0
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def test_missing_data_is_reported_in_one_line(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_search_on_a_folder_of_pictures(tmp_path):
+def test_a_search_on_a_folder_of_pictures(tmp_path, run_resnet):
     """--dataset follows from the folder, and is in the recipe."""
     for split, count in (("train", 24), ("val", 8)):
         for number in range(count):
@@ -137,49 +137,35 @@ def test_a_search_on_a_folder_of_pictures(tmp_path):
             Image.new("RGB", (32, 32), (200 * (number % 2), number, 50)).save(path)
     words = ["--data_dir", "pictures", "--val_is_validation", "--image_size", "32", *PICTURES[2:]]
     words += ["--subset", "1.0", "--epochs", "1", "--recipe_epochs", "1", "--confirm", "0"]
+    words += ["--trials", "1"]
     end(begin("resnet50", tmp_path, *words))
     recipe = yaml.safe_load((tmp_path / "study" / "best.yaml").read_text())
     assert recipe["dataset"] == "imagefolder" and recipe["val_is_validation"]
-    flags = ["--config", "study/best.yaml", "--no_final_test", "--device", "cpu", "--output", "run"]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "resnet50_test.py"), *flags], cwd=tmp_path,
-        capture_output=True, text=True, timeout=PATIENCE,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    flags = "--config study/best.yaml --no_final_test --device cpu --output run"
+    assert run_resnet(flags) == 0
 
 
-@pytest.mark.slow
-def test_a_run_may_do_without_the_test_set(tmp_path):
-    words = [*PICTURES, "--subset", "50", "--epochs", "1", "--output", "run", "--device", "cpu"]
-    entry = [sys.executable, str(ROOT / "resnet50_test.py")]
-
-    def start(*more):
-        return subprocess.run(
-            [*entry, *words, *more], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE
-        )
-
-    refused = start("--no_final_test")
-    assert refused.returncode == 2 and "--no_final_test needs a validation split" in refused.stderr
-    done = start("--no_final_test", "--val_fraction", "0.1")
-    assert done.returncode == 0 and "validation accuracy" in done.stdout
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+def test_a_run_may_do_without_the_test_set(run_resnet, capsys):
+    words = " ".join([*PICTURES, "--subset 50 --epochs 1 --output run --device cpu"])
+    assert run_resnet(f"{words} --no_final_test") == 2
+    assert "--no_final_test needs a validation split" in capsys.readouterr().err
+    assert run_resnet(f"{words} --no_final_test --val_fraction 0.1") == 0
+    assert "validation accuracy" in capsys.readouterr().out
+    summary = json.loads(Path("run/summary.json").read_text())
     assert summary["status"] == "finished" and summary["test_accuracy"] is None
-    again = subprocess.run(
-        [*entry, "--resume", "run"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert again.returncode == 0 and "not tested" in again.stdout
+    assert run_resnet("--resume run") == 0
+    assert "not tested" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_the_benchmark(tmp_path):
+def test_the_benchmark(tmp_path, capsys):
     """A tiny one runs, can be continued, and compares."""
-    words = ["--seeds", "1", "--trials", "2", "--epochs", "1", "--train_samples", "100", "--width",
+    words = ["--seeds", "1", "--trials", "1", "--epochs", "1", "--train_samples", "100", "--width",
              "4", "--batch", "16", "--rungs", "2", "--precision", "fp32", "--pruned_trials", "2",
-             "--again", "1", "--jobs", "2"]  # fmt: skip
-    command = [sys.executable, "-m", "benchmarks.tuning", "--output", str(tmp_path), *words]
+             "--again", "1", "--jobs", "2", "--flags=--confirm 0", "--output",
+             str(tmp_path)]  # fmt: skip
     for _ in range(2):
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
-        assert done.returncode == 0, done.stderr
+        assert tuning.main(words) == 0
     result = json.loads((tmp_path / "benchmark.json").read_text())
     summary, (found,) = result["summary"], result["searches"].values()
     assert len(summary["differences"]) == 1 and result["machine"]["optuna"]
@@ -188,5 +174,6 @@ def test_the_benchmark(tmp_path):
     assert len(one) == len(other) == 1 and summary["mean_difference"] == one[0] - other[0]
     assert found["pruned"]["samples"] >= found["pruned"]["curve"][-2][0]
     assert (tmp_path / "benchmark.png").stat().st_size
-    bad = subprocess.run([*command, "--trials", "0"], cwd=ROOT, capture_output=True, text=True)
-    assert bad.returncode == 2 and bad.stderr.startswith("error: --trials")
+    capsys.readouterr()
+    assert tuning.main([*words, "--trials", "0"]) == 2
+    assert capsys.readouterr().err.startswith("error: --trials")
