@@ -247,9 +247,9 @@ def test_a_model_for_which_no_sample_fits_is_reported(monkeypatch, capfd):
         raise torch.OutOfMemoryError("no memory at all")
 
     monkeypatch.setattr(Classification, "__call__", full)
-    assert main([*TINY, "--output", "run"]) == 2
+    assert main([*TINY, "-b", "2", "--output", "run"]) == 2
     error = capfd.readouterr().err
-    assert "not even one sample fits; take a smaller model or smaller inputs" in error
+    assert "no smaller size is possible; take a smaller model or smaller inputs" in error
     assert "saved" not in error and "Traceback" not in error
     assert not Path("run/checkpoints").exists()
 
