@@ -18,8 +18,6 @@ def test_long():
     script = "sleep 1800 & echo started; wait"
     subprocess.Popen(["sh", "-c", script], start_new_session=True).wait()
 """
-
-
 TIME_LIMIT = ["-o", "faulthandler_timeout=2", "-o", "faulthandler_exit_on_timeout=true"]
 
 
@@ -32,6 +30,8 @@ def test_what_tests_have_started_ends_with_pytest(tmp_path, signum):
         [sys.executable, "-m", "pytest", "-q", "-s", "-p", "left_processes", *limit],
         cwd=tmp_path, env=os.environ | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True,
+        # A shell's job in the background ignores SIGINT, and what it starts inherits that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     said = ""
     while "started" not in said and (line := process.stdout.readline()):
