@@ -46,9 +46,9 @@ class Job:
         """The faster one of bf16 and fp32."""
         import torch
 
-        from utils.training.objective import why_slow
+        from utils.training.objective import resolve_precision
 
-        return "fp32" if why_slow("bf16", torch.device(self.device)) else "bf16"
+        return resolve_precision("fastest", torch.device(self.device))
 
 
 def predictions(output: Path) -> float:
@@ -92,12 +92,10 @@ def ours(job: Job) -> list:
 
 def recipe(job: Job) -> list:
     entry, name = {
-        "cifar10": ("resnet50_test.py", "cifar10_cpu.yaml"),
+        "cifar10": ("resnet50_test.py", "cifar10_10min_cpu.yaml"),
         "ag_news": ("transformer_test.py", "ag_news_cpu.yaml"),
     }[job.data]
     program = [job.programs / "python", ROOT / entry, "--config", ROOT / "recipes" / name]
-    if job.data == "cifar10" and job.precision == "fp32":
-        program += ["--precision", "fp32"]  # as the recipe says
     return [*program, "--data_dir", job.folder, "--time", f"{job.seconds:g}s", *_of_run(job)]
 
 

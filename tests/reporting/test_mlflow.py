@@ -1,5 +1,5 @@
 """MLflow, by a stand-in for its client, as the package takes seconds to import: what is sent, and
-under which ID. (Tried with mlflow 3.17 and its database.)"""
+under which ID. test_real_mlflow.py has the package itself."""
 
 import sys
 from types import ModuleType, SimpleNamespace
