@@ -7,6 +7,7 @@ fewhours --resume runs/my_run --predict new_pictures
 
 fewhours resnet50|vit|transformer ...         train a model of your choice: --help lists the flags
 fewhours tune resnet50|vit|transformer ...    search settings for it
+fewhours tune train DATA ...                  search around what is chosen for a folder or table
 fewhours launch ENTRY|DATA ...                on all GPUs, in NPROC processes or on several nodes
 fewhours compare RUN RUN ...                  compare runs on one page
 fewhours pack FOLDER --output SHARDS          pack a folder of pictures into tar shards

@@ -206,7 +206,7 @@ def test_programs_are_executable_and_say_what_runs_them():
     """`./run_distributed.sh` and `./resnet50_test.py` work; what is sourced is no program."""
     shell = [ROOT / "run_distributed.sh", *ROOT.glob("tuning/*_tuning.sh")]
     python = [*ROOT.glob("*_test.py")]
-    assert len(shell) == 4 and len(python) == 3
+    assert len(shell) == 5 and len(python) == 3
     for paths, first in ((shell, "#!/usr/bin/env bash"), (python, "#!/usr/bin/env python3")):
         for path in paths:
             assert path.read_text(encoding="utf-8").startswith(first + "\n"), path

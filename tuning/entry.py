@@ -1,11 +1,14 @@
 """From the command line of a search to its exit code: `python -m tuning.entry resnet50 --flag ...`.
 
-tuning/NAME_tuning.sh starts it with NAME, and so tunes NAME_test.py.
+tuning/NAME_tuning.sh starts it with NAME, and so tunes NAME_test.py; with "train" and data, what
+train.py chooses for them.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from utils.place import PACKAGE, as_called, import_entry
 from utils.settings.command_line import print_help
 from utils.settings.config import fields, parse
 from utils.settings.help import asked_help
+from utils.start.command import choose
 
 from .flags import GROUP, TuningFlags, for_trials, listed
 
@@ -88,14 +92,36 @@ def search(target: Target, argv: list[str], program: str = "%(prog)s") -> int:
 def main(argv: list[str]) -> int:
     """`argv`: the name of an entry, as `target_of` takes it, and flags."""
     name, *flags = argv or [""]
+    if name == "train":
+        return _search_for_data(flags)
     spaces = Path(__file__).parent.glob("*_space.yaml")
     names = sorted(path.name.removesuffix("_space.yaml") for path in spaces)
     if name not in names:
         known = ", ".join(names)
         what = "fewhours tune" if PACKAGE else "python -m tuning.entry"
-        print(f"error: {what} NAME --flag ...: NAME is {known}", file=sys.stderr)
+        print(f"error: {what} NAME --flag ...: NAME is {known}, or train DATA", file=sys.stderr)
         return 2
     return search(target_of(name), flags, as_called(f"bash tuning/{name}_tuning.sh"))
+
+
+def _search_for_data(argv: list[str]) -> int:
+    """A search that starts from what train.py chooses for the data that the first word names."""
+    program = as_called("bash tuning/train_tuning.sh")
+    if not argv or argv[0].startswith("-"):
+        print(f"error: {program} DATA --flag ...: what to train on comes first", file=sys.stderr)
+        return 2
+    try:
+        entry, of_data, flags, words = choose(
+            for_trials(argv), lambda name: target_of(name.removesuffix("_test")).search_class, None
+        )
+    except (UserError, ModuleNotFoundError) as error:
+        print(f"error: {one_line(mendable(error) or error)}", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = Path(folder, "chosen.yaml")
+        recipe.write_text("".join(f"{name}: {json.dumps(v)}\n" for name, v in flags.items()))
+        config = ["--config", str(recipe)] if flags else []
+        return search(target_of(entry.removesuffix("_test")), [*of_data, *config, *words], program)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import tuning.entry
 from utils.launch import launcher
-from utils.settings.config import fields, parse
+from utils.settings.config import COMMAND_LINE, FILE, fields, parse
 from utils.start import command, rules
 from utils.start.facts import Facts
 from utils.start.rules import ALL, RULES, Machine, chosen
@@ -204,3 +205,27 @@ def test_rules_set_what_entries_have():
                 has = "max_len" if kind == "encoders" else "batch_size"
                 assert has in names
                 assert ("image_size" in names) == (kind == "pictures" and not machine.gpu)
+
+
+def test_a_search_starts_from_what_is_chosen(tmp_path, monkeypatch, capsys):
+    """What is chosen may be tuned, and what the user gives is not."""
+    monkeypatch.chdir(tmp_path)
+    searched = []
+
+    def read(target, argv, program):
+        settings, origin = parse(target.search_class, argv, "")
+        searched.append((target, settings, origin))
+        return 7
+
+    monkeypatch.setattr(tuning.entry, "search", read)
+    words = "train shapes --device cpu --label_smoothing 0.3 --epochs 2 --timeout 5m"
+    assert tuning.entry.main(words.split()) == 7
+    [(target, settings, origin)] = searched
+    assert target.script.name == "resnet50_test.py"
+    assert settings.width == 16 and settings.zero_init_residual is False
+    assert (settings.epochs, settings.trial_epochs, settings.timeout) == (50, 2, "5m")
+    assert (origin["lr"], origin["label_smoothing"]) == (FILE, COMMAND_LINE)
+    assert settings.time_budget is None and "--label_smoothing" not in capsys.readouterr().out
+    for words in ("train", "train --trials 3", "train nowhere", "train shapes --time 5m"):
+        assert tuning.entry.main(words.split()) == 2
+        assert capsys.readouterr().err.startswith("error: ")

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError, one_line
 from ..machine.packages import mendable
@@ -60,7 +61,7 @@ def main(
 def as_entry(argv: list[str]) -> tuple[str, list[str]]:
     """(module of the entry, its command line) that train.py stands for; run_distributed.sh starts
     that. Raises UserError."""
-    given = {canonical_name(word.split("=")[0]) for word in argv if word.startswith("-")}
+    given = _given(argv)
     if not (argv and argv[0]) or argv[0].startswith("-"):  # "": a variable that is not set
         if argv[:1] not in ([], [""]) and not {"resume", *NOT_MANUAL} & given:
             words = ["--config", MANUAL, *argv]
@@ -74,20 +75,39 @@ def as_entry(argv: list[str]) -> tuple[str, list[str]]:
                 "tickets.csv, or python train.py shapes to try it"
             )
         return _entry_of_run(argv), argv
+    entry, of_data, flags, words = choose(argv, lambda name: import_entry(name).Settings, TIME)
+    words = [*of_data, *_spelled(flags), *words]
+    if not {*COMPLETE} & given:
+        print(f"{as_called(f'python {entry}.py')} {shlex.join(words)}", flush=True)
+    return entry, words
+
+
+def choose(
+    argv: list[str], settings_of: Callable[[str], Any], time: str | None
+) -> tuple[str, list[str], dict[str, object], list[str]]:
+    """What follows from the data that the first word names, which is printed with its reasons.
+
+    Args:
+        settings_of: name of an entry -> the class of settings that the other words are flags of.
+        time: of a run, where they do not say how long; None: as long as it needs.
+    Returns:
+        (module of the entry, words that name the data, chosen settings, the user's words).
+        Raises UserError.
+    """
+    given = _given(argv)
     found, words = detect(argv[0]), argv[1:]
     entry, words = _entry_for(found, words)
-    settings_class = import_entry(entry).Settings
-    of_data = found.flags | _test_set(found, given)
-    settings, _ = parse(settings_class, [*_spelled(of_data), *words], "")
+    of_data = _spelled(found.flags | _test_set(found, given))
+    settings, _ = parse(settings_of(entry), [*of_data, *words], "")
     if {*COMPLETE} & given:
-        return entry, [*_spelled(of_data), *words]
+        return entry, of_data, {}, words
     from .facts import facts_of  # imports PyTorch
     from .rules import FEW, OF_OTHERS, Machine, chosen, encoder_for
 
     facts = facts_of(settings)
     print(f"{found.words}: {facts.in_words(found.kind)}")
-    flags: dict[str, object] = dict(of_data)
-    seconds = None if {"epochs", "max_steps"} & given else budget_seconds(TIME)
+    flags: dict[str, object] = {}
+    seconds = budget_seconds(time) if time and not {"epochs", "max_steps"} & given else None
     if settings.time_budget is not None:
         seconds = budget_seconds(settings.time_budget)
     machine, kind, rules = Machine.here(settings.device, seconds), found.kind, []
@@ -102,14 +122,17 @@ def as_entry(argv: list[str]) -> tuple[str, list[str]]:
         kind = "encoders"
     rules += chosen(kind, facts, machine, given)
     plans_steps = settings.mixup == "auto" or settings.trains_locally  # which a time cannot change
-    if not ({*LENGTHS} & given or plans_steps):
-        rules.append(({"time_budget": TIME}, "--time says how long, in all"))
+    if time and not ({*LENGTHS} & given or plans_steps):
+        rules.append(({"time_budget": time}, "--time says how long, in all"))
     for own, why in rules:
         print(f"  {' '.join(_spelled(own))}: {why}")
         flags |= own
-    words = [*_spelled(flags), *words]
-    print(f"{as_called(f'python {entry}.py')} {shlex.join(words)}", flush=True)
-    return entry, words
+    return entry, of_data, flags, words
+
+
+def _given(argv: list[str]) -> set[str]:
+    """Names of the settings that are given."""
+    return {canonical_name(word.split("=")[0]) for word in argv if word.startswith("-")}
 
 
 def _entry_for(found: Found, words: list[str]) -> tuple[str, list[str]]:
@@ -157,5 +180,9 @@ def _entry_of_run(argv: list[str]) -> str:
 
 def _spelled(flags: dict) -> list[str]:
     """As words of a command line."""
-    words = ([f"--{name}", *[str(value)] * (value is not True)] for name, value in flags.items())
-    return [word for pair in words for word in pair]
+    words = []
+    for name, value in flags.items():
+        words.append(f"--{name}")
+        if value is not True:
+            words.append("false" if value is False else str(value))
+    return words

@@ -100,7 +100,7 @@ RULES = {
             lambda facts, machine: not machine.gpu, ("model", "pretrained"),
         ),
         Rule(
-            {"zero_init_residual": "false"}, "a narrow network learns sooner so",
+            {"zero_init_residual": False}, "a narrow network learns sooner so",
             lambda facts, machine: not machine.gpu, ("model", "pretrained", "width"),
         ),
         Rule(
