@@ -24,6 +24,7 @@ def stands_for(monkeypatch, tmp_path):
     """stands_for(text) -> the entry and its words, which train.py would start."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(rules, "find_encoder", lambda english: None)  # without a network
+    monkeypatch.setattr(rules, "is_on_hub", lambda name: False)
     started = []
     for name in ENTRIES:
         entry = importlib.import_module(name)
@@ -47,10 +48,11 @@ def test_pictures(stands_for, capsys):
     assert said[0].startswith(
         "the pictures of shapes: 5,000 to train on and 1,000 to test on, 32 pix"
     )
-    assert said[0].endswith("in 10 classes, each of 500") and "narrow one learns" in said[2]
+    assert said[0].endswith("in 10 classes, each of 500") and "of all it learns most" in said[1]
     assert said[-1] == f"python {entry}.py {shlex.join(words)}"
     assert entry == "resnet50_test" and words[-4:] == ["--batch-size", "7", "--epochs", "3"]
     assert value(words, "--dataset") == "shapes" and value(words, "--optimizer") == "muon"
+    assert value(words, "--depth") == "8" and value(words, "--width") == "32"
     assert "--batch_size" not in words and "--time_budget" not in words
 
 
@@ -95,6 +97,40 @@ def test_texts_with_an_encoder(stands_for, monkeypatch, capsys):
     assert asked[-1] is False
 
 
+def test_pictures_with_a_network(stands_for, monkeypatch, capsys):
+    """Where one can be had, and reads all pictures in time."""
+    for name in ("cat", "dog"):
+        for number in range(5):
+            Path("photos", name).mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (300, 200)).save(Path("photos", name, f"{number}.png"))
+    photos = "photos --device cpu --workers 0"
+    stands_for(photos)
+    assert "note: with so few or large" in capsys.readouterr().out
+    stands_for(f"{photos} --width 16")
+    assert "note: with so few or large" not in capsys.readouterr().out
+    monkeypatch.setattr(rules, "is_on_hub", lambda name: name.startswith("timm/"))
+    entry, words = stands_for(photos)
+    assert entry == "vit_test" and value(words, "--pretrained") == "published"
+    assert "--freeze_backbone" in words and value(words, "--image_size") == "128"
+    settings, _ = parse(importlib.import_module(entry).Settings, words, "")
+    assert not settings.flags_of_equal_features
+    for flags in ("--width 16", "--depth 18", "--model resnet18"):
+        assert stands_for(f"{photos} {flags}")[0] == "resnet50_test"
+    words = stands_for(f"{photos} --model vit_tiny_patch16_224 --pretrained")[1]
+    assert value(words, "--optimizer") == "adamw" and "--freeze_backbone" not in words
+    assert "--depth" in stands_for(f"{photos} --time 0.01s")[1]  # no time to read them
+
+
+@pytest.mark.parametrize(
+    ("train", "seconds", "width"),
+    [(50_000, 60, 16), (50_000, 300, 32), (50_000, 600, 48), (600, 60, 32), (10**6, None, 48)],
+)
+def test_a_network_is_as_wide_as_there_is_time_for(train, seconds, width):
+    facts, machine = Facts(train, 10, {"a": 1}, 32), Machine(False, 2, seconds)
+    flags = [own for own, _ in chosen("pictures on a CPU", facts, machine, ())]
+    assert [own["width"] for own in flags if "width" in own] == [width]
+
+
 def test_what_the_user_gives_wins(stands_for):
     words = stands_for("shapes --ngd --max_steps 5")[1]
     assert {"--optimizer", "--lr", "--time_budget"}.isdisjoint(words)
@@ -130,7 +166,7 @@ def test_many_processes_start_the_entry(tmp_path, monkeypatch):
     words = ["train.py", "shapes", "--max_steps", "3", "--device", "cpu"]
     job, plan, _ = launcher.prepare(words, {"NPROC": "2"})
     assert job.script.name == "resnet50_test.py" and plan.processes == 2
-    assert value(job.flags, "--width") == "16" and "--distributed" in job.flags
+    assert value(job.flags, "--depth") == "8" and "--distributed" in job.flags
 
 
 def test_large_pictures_are_not_decoded_before_their_size_is_chosen(stands_for):
@@ -193,8 +229,9 @@ def test_help(capsys):
 
 def test_rules_set_what_entries_have():
     """Each number of samples has one rule of each kind."""
+    entries = {"texts": "transformer_test", "encoders": "transformer_test", "features": "vit_test"}
     for kind, of_kind in RULES.items():
-        entry = command.ENTRIES.get(kind, "transformer_test")
+        entry = entries.get(kind, "resnet50_test")
         known = fields(importlib.import_module(entry).Settings)
         assert {name for rule in of_kind for name in rule.flags} <= known.keys()
         for train in (1, 1000, 1001, 8000, 50_000, 10**7, ALL):
@@ -204,7 +241,8 @@ def test_rules_set_what_entries_have():
                 assert len(names) == len({*names})
                 has = "max_len" if kind == "encoders" else "batch_size"
                 assert has in names
-                assert ("image_size" in names) == (kind == "pictures" and not machine.gpu)
+                of_cpu = kind.startswith("pictures") and not machine.gpu
+                assert ("image_size" in names) == (of_cpu or kind == "features")
 
 
 def test_a_search_starts_from_what_is_chosen(tmp_path, monkeypatch, capsys):
@@ -222,7 +260,7 @@ def test_a_search_starts_from_what_is_chosen(tmp_path, monkeypatch, capsys):
     assert tuning.entry.main(words.split()) == 7
     [(target, settings, origin)] = searched
     assert target.script.name == "resnet50_test.py"
-    assert settings.width == 16 and settings.zero_init_residual is False
+    assert (settings.depth, settings.muon_normalize) == (8, True)
     assert (settings.epochs, settings.trial_epochs, settings.timeout) == (50, 2, "5m")
     assert (origin["lr"], origin["label_smoothing"]) == (FILE, COMMAND_LINE)
     assert settings.time_budget is None and "--label_smoothing" not in capsys.readouterr().out

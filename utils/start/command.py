@@ -102,7 +102,7 @@ def choose(
     if {*COMPLETE} & given:
         return entry, of_data, {}, words
     from .facts import facts_of  # imports PyTorch
-    from .rules import FEW, OF_OTHERS, Machine, chosen, encoder_for
+    from .rules import BEFORE, Machine, chosen, kind_of, lacking
 
     facts = facts_of(settings)
     print(f"{found.words}: {facts.in_words(found.kind)}")
@@ -110,16 +110,12 @@ def choose(
     seconds = budget_seconds(time) if time and not {"epochs", "max_steps"} & given else None
     if settings.time_budget is not None:
         seconds = budget_seconds(settings.time_budget)
-    machine, kind, rules = Machine.here(settings.device, seconds), found.kind, []
-    if kind == "texts" and settings.encoder is None:
-        rules = [*encoder_for(facts, machine, given)]
-        if not rules and facts.train <= FEW and not OF_OTHERS & given:
-            print(
-                "  note: with so few texts an encoder that has read before is more accurate, if "
-                "there is time: pip install transformers, or name its folder by --model"
-            )
-    if rules or (kind == "texts" and settings.encoder is not None):
-        kind = "encoders"
+    machine = Machine.here(settings.device, seconds)
+    has_encoder = found.kind == "texts" and settings.encoder is not None
+    kind, model = kind_of(found.kind, facts, machine, given, has_encoder)
+    if (note := lacking(kind, facts, given)) is not None:
+        print(f"  note: {note}")
+    rules = [(model, BEFORE[found.kind])] if model else []
     rules += chosen(kind, facts, machine, given)
     plans_steps = settings.mixup == "auto" or settings.trains_locally  # which a time cannot change
     if time and not ({*LENGTHS} & given or plans_steps):
@@ -127,6 +123,8 @@ def choose(
     for own, why in rules:
         print(f"  {' '.join(_spelled(own))}: {why}")
         flags |= own
+    if model and found.kind == "pictures":
+        entry = NAMED
     return entry, of_data, flags, words
 
 

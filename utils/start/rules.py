@@ -1,13 +1,14 @@
 """What follows from the data and the machine: the flags of an entry, each with its reason.
 
-Provisional, until ten-minute recipes have been studied: from recipes/cifar10_cpu.yaml and
-recipes/ag_news_cpu.yaml, which have (benchmarks/results/recipes.md).
+How they were found: benchmarks/results/recipes.md; those for GPUs are not measured.
 """
 
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from ..weights.encoders import find_encoder
+from ..weights.published import is_on_hub
 from .facts import SMALL, Facts
 
 # Tokens that a small encoder (22 M parameters) learns from in a second, on a core of a CPU without
@@ -15,6 +16,9 @@ from .facts import SMALL, Facts
 CORE, GPU, READS = 1500, 100_000, 3.3
 TOKENS = 1.4  # of a word
 FEW = 8000  # texts
+# A network of timm for the features of pictures, and the side of these in pixels; of up to how many
+# small pictures a network of their own learns less.
+NETWORK, SIDE, FEW_SMALL = "efficientnet_lite0.ra_in1k", 128, 2000
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,32 @@ class Machine:
         words = facts.train * epochs + facts.test / READS
         seconds = words * facts.size * TOKENS / (GPU if self.gpu else CORE * self.cores)
         return self.seconds is None or seconds < share * self.seconds
+
+    def reads(self, facts: Facts) -> bool:
+        """Whether NETWORK reads all pictures in half of the time."""
+        if self.seconds is None:
+            return True
+        return (facts.train + facts.test) / _pictures_a_second(self.gpu) < 0.5 * self.seconds
+
+    def pace(self, facts: Facts) -> float:
+        """Seconds of a core for each training sample."""
+        return float("inf") if self.seconds is None else self.seconds * self.cores / facts.train
+
+
+def _pictures_a_second(gpu: bool) -> float:
+    """That NETWORK reads here and now; tried with random weights."""
+    import timm
+    import torch
+
+    device = "cuda" if gpu else "cpu"
+    network = timm.create_model(NETWORK).eval().to(device, memory_format=torch.channels_last)
+    pictures = torch.zeros(64, 3, SIDE, SIDE, device=device)
+    pictures = pictures.contiguous(memory_format=torch.channels_last)
+    with torch.inference_mode():
+        network(pictures).sum().item()  # slower than those after it
+        started = time.perf_counter()
+        network(pictures).sum().item()
+    return len(pictures) / (time.perf_counter() - started)
 
 
 @dataclass(frozen=True)
@@ -83,6 +113,20 @@ def _has_time(facts: Facts, machine: Machine) -> bool:
     return machine.finishes(facts, 1, 0.7)
 
 
+def _width(facts: Facts, machine: Machine) -> int:
+    """Of the small network: as wide as it can be and see the pictures often enough."""
+    pace = machine.pace(facts)
+    wide = 48 if facts.train > 20000 and pace >= 0.02 else 32
+    return 16 if pace < 0.006 else wide
+
+
+def _width_rule(width: int) -> Rule:
+    return Rule(
+        {"width": width}, "as wide as there is time for",
+        lambda facts, machine: _width(facts, machine) == width,
+    )  # fmt: skip
+
+
 ALL = 1 << 62
 OPTIMIZER = ("optimizer", "ngd", "lr")
 WAYS = ("freeze_backbone", "lora", "max_steps")  # of training an encoder, or how long
@@ -91,25 +135,24 @@ OF_OTHERS = {
     *("model", "pretrained", "layers", "dim", "heads", "ffn", "token_dropout", "mixup_at"),
     *("tokenizer", "vocab_size", "lowercase", "no_lowercase", "min_freq", "vocab", "stopwords"),
 }
+BEFORE = {  # why a published model is taken
+    "pictures": "it has seen others, and needs fewer of yours",
+    "texts": "it has read before, and needs fewer texts",
+}
+# What it is about if the user says which network.
+OF_NETWORKS = {"model", "depth", "width", "stem", "zero_init_residual", "freeze_backbone"}
+_SMALL_PICTURES = Rule(
+    {"image_size": SMALL}, "on a CPU larger pictures take minutes for each epoch",
+    lambda facts, machine: facts.size > SMALL and not machine.gpu, ("pretrained",),
+)  # fmt: skip
 # Those below win over those above.
 RULES = {
     "pictures": (
         Rule({"depth": 18}, "a small network sees all pictures more often", but=("model",)),
-        Rule(
-            {"width": 16}, "on a CPU a narrow one learns most in minutes",
-            lambda facts, machine: not machine.gpu, ("model", "pretrained"),
-        ),
-        Rule(
-            {"zero_init_residual": False}, "a narrow network learns sooner so",
-            lambda facts, machine: not machine.gpu, ("model", "pretrained", "width"),
-        ),
-        Rule(
-            {"image_size": SMALL}, "on a CPU larger pictures take minutes for each epoch",
-            lambda facts, machine: facts.size > SMALL and not machine.gpu, ("pretrained",),
-        ),
+        _SMALL_PICTURES,
         Rule(
             {"optimizer": "muon", "weight_decay": 0.15, "sched": "cosine"},
-            "more accurate than SGD in as many epochs", but=OPTIMIZER,
+            "more accurate than SGD in as many epochs", but=(*OPTIMIZER, "pretrained"),
         ),
         Rule(
             {"label_smoothing": 0.1}, "a little more accurate, and less sure of mistakes",
@@ -122,8 +165,50 @@ RULES = {
                 20000: {"batch_size": 64, "lr": 0.012},
                 ALL: {"batch_size": 128, "lr": 0.017},
             },
-            "few samples need small batches, for enough steps", but=OPTIMIZER,
+            "few samples need small batches, for enough steps", but=(*OPTIMIZER, "pretrained"),
         ),
+    ),
+    "pictures on a CPU": (
+        Rule({"depth": 8}, "of all it learns most in minutes, from small pictures"),
+        *map(_width_rule, (16, 32, 48)),
+        _SMALL_PICTURES,
+        Rule(
+            {
+                "optimizer": "muon", "muon_normalize": True, "momentum": 0.6, "lr": 0.02,
+                "head_lr": 0.003, "sched": "linear",
+            },
+            "more accurate than SGD in as many epochs", but=OPTIMIZER,
+        ),
+        Rule(
+            {"label_smoothing": 0.2}, "a little more accurate, and less sure of mistakes",
+            but=("loss",),
+        ),
+        Rule({"alternate_flips": True, "crop_padding": 2}, "they vary just enough"),
+        *_by_samples(
+            {1000: {"batch_size": 32}, 20000: {"batch_size": 128}, ALL: {"batch_size": 250}},
+            "few samples need small batches, for enough steps",
+        ),
+    ),
+    "pretrained": (
+        Rule(
+            {"optimizer": "adamw", "lr": 2e-4, "head_lr": 0.003, "sched": "cosine"},
+            "what has been learned changes little", but=OPTIMIZER,
+        ),
+        Rule({"label_smoothing": 0.1}, "a little more accurate", but=("loss",)),
+        Rule({"batch_size": 32}, "few samples need small batches, for enough steps"),
+    ),
+    "features": (
+        Rule({"pretrained": "published"}, "its weights are what it is taken for"),
+        Rule(
+            {"freeze_backbone": True, "crop_padding": 0, "hflip": 0},
+            "each picture is read once, and its features are kept",
+        ),
+        Rule({"image_size": SIDE}, "larger pictures take longer, and say little more"),
+        Rule(
+            {"optimizer": "adamw", "lr": 0.001, "weight_decay": 0.5, "sched": "cosine"},
+            "for a head alone", but=OPTIMIZER,
+        ),
+        Rule({"batch_size": 32, "epochs": 30}, "more change little"),
     ),
     "texts": (
         Rule(
@@ -171,14 +256,45 @@ def chosen(
             yield own, rule.why
 
 
-def encoder_for(
-    facts: Facts, machine: Machine, given: Collection[str]
-) -> Iterator[tuple[dict[str, object], str]]:
-    """The rule that takes an encoder, if one can be had, and there is time to train it, or, for its
-    head alone, to read all texts; of many texts a Transformer learns as much from nothing."""
-    reads = facts.train <= FEW and machine.finishes(facts, 1 / READS, 0.5)
-    if OF_OTHERS & {*given} or not (reads or _has_time(facts, machine)):
-        return
-    if (name := find_encoder(facts.english)) is not None:
-        why = "it has read before, and needs fewer texts"
-        yield {"model": name}, why
+def kind_of(
+    kind: str, facts: Facts, machine: Machine, given: Collection[str], has_model: bool
+) -> tuple[str, dict[str, object]]:
+    """Which of RULES hold for "pictures" or "texts", and the flag that names a published model,
+    where one is taken: it can be had, and there is time for it.
+
+    Args:
+        has_model: the user names an encoder.
+    """
+    if kind == "texts":
+        if has_model:
+            return "encoders", {}
+        # Of many texts a Transformer learns as much from nothing.
+        reads = facts.train <= FEW and machine.finishes(facts, 1 / READS, 0.5)
+        if not OF_OTHERS & {*given} and (reads or _has_time(facts, machine)):
+            if (name := find_encoder(facts.english)) is not None:
+                return "encoders", {"model": name}
+        return kind, {}
+    if "pretrained" in given:
+        return "pretrained", {}
+    few = facts.size > SMALL or facts.train <= FEW_SMALL
+    if few and not OF_NETWORKS & {*given} and is_on_hub(f"timm/{NETWORK}"):
+        if machine.reads(facts):
+            return "features", {"model": NETWORK}
+    return kind if machine.gpu or OF_NETWORKS - {"width"} & {*given} else "pictures on a CPU", {}
+
+
+def lacking(kind: str, facts: Facts, given: Collection[str]) -> str | None:
+    """What would help with so few samples, and is not here."""
+    if kind == "texts" and facts.train <= FEW and not OF_OTHERS & {*given}:
+        return (
+            "with so few texts an encoder that has read before is more accurate, if there is time: "
+            "pip install transformers, or name its folder by --model"
+        )
+    few = facts.size > SMALL or facts.train <= FEW_SMALL
+    if kind == "pictures on a CPU" and few and "width" not in given:
+        return (
+            "with so few or large pictures a network that has seen others is more accurate, if "
+            "there is time: where there is a network, it is fetched, else name its folder by "
+            "--model local-dir:FOLDER --pretrained"
+        )
+    return None

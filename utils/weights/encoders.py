@@ -14,14 +14,13 @@ from ..machine.packages import is_installed, require
 from ..machine.silence import silenced
 from .card import TextCard
 from .files import read_safetensors
-from .published import fetch_folder
+from .published import fetch_folder, is_on_hub
 
 # Small ones that others have trained on sentences: of English, and of fifty languages.
 USUAL = {
     True: "sentence-transformers/all-MiniLM-L6-v2",
     False: "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2",
 }
-ASK_S = 5  # longest wait for the hub's answer whether it has one
 STATIC = "model2vec"  # a table of embeddings, without layers
 _PARTS = ("*.json", "*.txt", "*.model", "*.safetensors")  # of a repository on the hub
 _HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
@@ -145,18 +144,8 @@ def read_encoder(name: str, say: Callable = print) -> EncoderFiles:
 
 def find_encoder(english: bool) -> str | None:
     """The name of a small encoder that can be had: from the hub's cache, or from the hub."""
-    if not (is_installed("transformers") and is_installed("huggingface_hub")):
-        return None
-    from huggingface_hub import HfApi, try_to_load_from_cache
-
-    name = USUAL[english]
-    if isinstance(try_to_load_from_cache(name, "model.safetensors"), str):
-        return name
-    try:
-        HfApi().model_info(name, timeout=ASK_S)
-    except Exception:  # whatever keeps it from being fetched
-        return None
-    return name
+    can = is_installed("transformers") and is_on_hub(USUAL[english])
+    return USUAL[english] if can else None
 
 
 def build_encoder(

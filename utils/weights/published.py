@@ -16,12 +16,13 @@ from pathlib import Path
 import torch
 
 from ..errors import UserError, network_cause, one_line
-from ..machine.packages import require
+from ..machine.packages import is_installed, require
 from ..settings.transfer import OF_TORCHVISION
 from .files import dense_tensors, read_pth, read_safetensors
 from .pretrained import HUB_FILES, Pretrained
 
 TIMEOUT_S = 30  # longest wait for the next byte of a download
+ASK_S = 5  # longest wait for the hub's answer whether it has a repository
 
 
 def load_imagenet(
@@ -201,6 +202,21 @@ def fetch_folder(name: str, flag: str, patterns: Sequence[str], say: Callable) -
             f"hf download {repository} --local-dir FOLDER and give that folder, or copy "
             f"models--{repository.replace('/', '--')} into {constants.HF_HUB_CACHE}"
         ) from None
+
+
+def is_on_hub(name: str) -> bool:
+    """Whether the weights of a repository can be had: from the hub's cache, or from the hub."""
+    if not is_installed("huggingface_hub"):
+        return False
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(name, "model.safetensors"), str):
+        return True
+    try:
+        HfApi().model_info(name, timeout=ASK_S)
+    except Exception:  # whatever keeps it from being fetched
+        return False
+    return True
 
 
 def _first_cause(error: BaseException) -> str:
