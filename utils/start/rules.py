@@ -191,14 +191,21 @@ RULES = {
     ),
     "pretrained": (
         Rule(
+            {"image_size": SIDE}, "nearer to the pictures that it has seen",
+            lambda facts, machine: facts.size <= SMALL,
+        ),
+        Rule(
             {"optimizer": "adamw", "lr": 2e-4, "head_lr": 0.003, "sched": "cosine"},
             "what has been learned changes little", but=OPTIMIZER,
         ),
         Rule({"label_smoothing": 0.1}, "a little more accurate", but=("loss",)),
+        *_by_samples(
+            {1000: {"epochs": 20}, FEW: {"epochs": 10}, ALL: {"epochs": 5}},
+            "more change little", but=("max_steps",),
+        ),
         Rule({"batch_size": 32}, "few samples need small batches, for enough steps"),
     ),
     "features": (
-        Rule({"pretrained": "published"}, "its weights are what it is taken for"),
         Rule(
             {"freeze_backbone": True, "crop_padding": 0, "hflip": 0},
             "each picture is read once, and its features are kept",
@@ -208,7 +215,8 @@ RULES = {
             {"optimizer": "adamw", "lr": 0.001, "weight_decay": 0.5, "sched": "cosine"},
             "for a head alone", but=OPTIMIZER,
         ),
-        Rule({"batch_size": 32, "epochs": 30}, "more change little"),
+        Rule({"batch_size": 32}, "few samples need small batches, for enough steps"),
+        Rule({"epochs": 30}, "more change little", but=("max_steps",)),
     ),
     "texts": (
         Rule(
@@ -270,17 +278,18 @@ def kind_of(
             return "encoders", {}
         # Of many texts a Transformer learns as much from nothing.
         reads = facts.train <= FEW and machine.finishes(facts, 1 / READS, 0.5)
-        if not OF_OTHERS & {*given} and (reads or _has_time(facts, machine)):
-            if (name := find_encoder(facts.english)) is not None:
-                return "encoders", {"model": name}
-        return kind, {}
+        is_open = not OF_OTHERS & {*given} and (reads or _has_time(facts, machine))
+        name = find_encoder(facts.english) if is_open else None
+        return (kind, {}) if name is None else ("encoders", {"model": name})
     if "pretrained" in given:
         return "pretrained", {}
-    few = facts.size > SMALL or facts.train <= FEW_SMALL
-    if few and not OF_NETWORKS & {*given} and is_on_hub(f"timm/{NETWORK}"):
-        if machine.reads(facts):
-            return "features", {"model": NETWORK}
-    return kind if machine.gpu or OF_NETWORKS - {"width"} & {*given} else "pictures on a CPU", {}
+    if OF_NETWORKS - {"width"} & {*given}:
+        return kind, {}
+    is_open = "width" not in given and (facts.size > SMALL or facts.train <= FEW_SMALL)
+    if is_open and is_on_hub(f"timm/{NETWORK}") and machine.reads(facts):
+        published: dict[str, object] = {"model": NETWORK, "pretrained": "published"}
+        return "pretrained" if machine.gpu else "features", published
+    return kind if machine.gpu else "pictures on a CPU", {}
 
 
 def lacking(kind: str, facts: Facts, given: Collection[str]) -> str | None:
