@@ -1,5 +1,6 @@
 """Dropout with cheap random numbers on a CPU, and the masks of its fused forms."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -65,3 +66,12 @@ class Mask(NamedTuple):
             bits, threshold, factor = draw_bits(x, rate)
             return cls((bits >= threshold).view(torch.uint8), factor)  # bool is slower to convert
         return cls(torch.empty_like(x, dtype=torch.uint8).bernoulli_(1 - rate), 1 / (1 - rate))
+
+
+def draw_masks(x: Tensor, rate: float, widths: Sequence[int]) -> list[Mask]:
+    """Masks (rows of x, width), drawn together."""
+    if not rate:
+        return [Mask(None, 1.0)] * len(widths)
+    sizes = [len(x) * width for width in widths]
+    kept, factor = Mask.draw(x.new_empty(sum(sizes), dtype=torch.uint8), rate)
+    return [Mask(part.view(len(x), -1), factor) for part in kept.split(sizes)]
