@@ -287,7 +287,7 @@ def test_transformer(tmp_path, gpu, precision, fused):
     assert bool(gpu.launches) == (fused != "none")
 
 
-@pytest.mark.parametrize(("fused", "most"), [("none", 342), ("speed", 285)])
+@pytest.mark.parametrize(("fused", "most"), [("none", 342), ("speed", 272)])
 def test_launches_of_packed_texts(tmp_path, gpu, fused, most):
     """Forward and backward pass of 6 layers; without their grouped casts they were 435 and 415."""
     steps = text_trainer(tmp_path, precision="bf16", fused=fused, layers=6).steps
