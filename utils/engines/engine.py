@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
 
 from ..data.loader import Loader
 from ..distributed.strategies.base import Strategy
 from ..errors import UserError
 from ..optim.table import OPTIMIZERS
+from ..packed import PackedTokens
 from ..place import resolve
 from ..reporting.console import Console
 from ..training.steps import Steps
@@ -76,7 +78,27 @@ class Compile(Engine):
     """`--compile`: the model is compiled by torch.compile."""
 
     def wrap(self, strategy: Strategy, console: Console) -> Callable:
-        return torch.compile(strategy.called)
+        return Compiled(strategy.called)
+
+
+class Compiled(nn.Module):
+    """`called`, compiled once for texts, whatever their number and lengths, and once for the
+    largest batches of pictures. Smaller ones, such as the last of an epoch, and evaluation mode
+    take `called` as it is: compiling again takes longer than they do."""
+
+    def __init__(self, called: nn.Module):
+        super().__init__()
+        self.called, self.samples = called, 0  # samples: of the largest batch so far
+        self.of_pictures = torch.compile(called)
+        self.of_texts = torch.compile(called, dynamic=True)
+
+    def forward(self, inputs: PackedTokens | Tensor, *mix_plan) -> Tensor:
+        if isinstance(inputs, PackedTokens):
+            function = self.of_texts
+        else:
+            function = self.of_pictures if len(inputs) >= self.samples else self.called
+            self.samples = max(self.samples, len(inputs))
+        return (function if self.training else self.called)(inputs, *mix_plan)
 
 
 class CudaGraphs(Engine):
