@@ -14,7 +14,6 @@ from ..data.loader import Loader
 from ..distributed.strategies.base import Strategy
 from ..errors import UserError
 from ..optim.table import OPTIMIZERS
-from ..packed import PackedTokens
 from ..place import resolve
 from ..reporting.console import Console
 from ..training.steps import Steps
@@ -82,9 +81,8 @@ class Compile(Engine):
 
 
 class Compiled(nn.Module):
-    """`called`, compiled once for texts, whatever their number and lengths, and once for the
-    largest batches of pictures. Smaller ones, such as the last of an epoch, and evaluation mode
-    take `called` as it is: compiling again takes longer than they do."""
+    """`called`, compiled once for texts of any number and length, or for the largest batches of
+    pictures. Smaller ones and evaluation take `called` as it is, to save further compilations."""
 
     def __init__(self, called: nn.Module):
         super().__init__()
@@ -92,10 +90,9 @@ class Compiled(nn.Module):
         self.of_pictures = torch.compile(called)
         self.of_texts = torch.compile(called, dynamic=True)
 
-    def forward(self, inputs: PackedTokens | Tensor, *mix_plan) -> Tensor:
-        if isinstance(inputs, PackedTokens):
-            function = self.of_texts
-        else:
+    def forward(self, inputs, *mix_plan) -> Tensor:
+        function = self.of_texts
+        if isinstance(inputs, Tensor):
             function = self.of_pictures if len(inputs) >= self.samples else self.called
             self.samples = max(self.samples, len(inputs))
         return (function if self.training else self.called)(inputs, *mix_plan)

@@ -49,7 +49,7 @@ def feed_forward(
     mode: str = "memory",
 ) -> Tensor:
     """x and branch (rows, width) -> (rows, width); the formula is at the head of the file."""
-    weights = autocast_together(fc1.weight, fc1.bias, fc2.weight, fc2.bias)
+    weights = autocast_together(fc1, fc2)
     settings = _product_dtype(x), layer.eps, mode == "memory"
     with torch.autocast(x.device.type, enabled=False):
         return _FeedForward.apply(*settings, rate, x, branch, layer.weight, layer.bias, *weights)
@@ -100,8 +100,8 @@ class _FeedForward(torch.autograd.Function):
         ctx, dtype, eps: float, recompute: bool, rate: float, x, branch,
         scale, shift, w1, b1, w2, b2,
     ):  # fmt: skip
-        widths = branch.shape[1], w1.shape[0], branch.shape[1]
-        branch_mask, hidden_mask, y_mask = draw_masks(branch, rate, widths)
+        ffn, width = w1.shape
+        branch_mask, hidden_mask, y_mask = draw_masks(branch, rate, (width, ffn, width))
         layer = LayerNormParameters(scale, shift, eps)
         z, normal, mean, inverse = add_norm(x, branch, branch_mask, layer, dtype)
         hidden = _linear(normal, w1, b1)  # (rows, ffn)

@@ -98,8 +98,7 @@ class Layout(NamedTuple):
 def packed_layout(texts: PackedTokens, rows: int) -> Layout:
     n, longest, tokens = texts.samples, texts.longest, texts.ids.shape[0]
     lengths = texts.offsets.diff().long()
-    # Asked of sizes, without a host sync; the compiler would compile once for either answer.
-    full = not is_compiling() and tokens == n * longest
+    full = not is_compiling() and tokens == n * longest  # no host sync; compiled once for both
     keys = None if full else _keys(lengths, longest)
     if keys is None and rows == tokens:
         return Layout(n, longest, lengths, None, None, texts.offsets)

@@ -46,9 +46,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """(rows, dim) -> (rows, dim), or with `first_only` (n, dim): each text's first token alone.
         `linear`: (x, weight, bias) -> queries, keys and values."""
-        weight, bias, out_weight, out_bias = autocast_together(
-            self.qkv.weight, self.qkv.bias, self.out.weight, self.out.bias
-        )
+        weight, bias, *out = autocast_together(self.qkv, self.out)
         if first_only:
             dim = x.shape[1]
             weights, biases = weight.split([dim, 2 * dim]), bias.split([dim, 2 * dim])
@@ -57,8 +55,7 @@ class Attention(nn.Module):
         else:
             q, k, v = linear(x, weight, bias).chunk(3, 1)
         rate = self.dropout if self.training else 0.0
-        attended = attend_rows(q, k, v, layout, self.heads, rate, first_only)
-        return F.linear(attended, out_weight, out_bias)
+        return F.linear(attend_rows(q, k, v, layout, self.heads, rate, first_only), *out)
 
 
 def attend_rows(
@@ -81,12 +78,10 @@ def attend_rows(
     packed = layout.offsets is not None and layout.n > 0 and not rate
     if packed and varlen_works(q, heads):
         q, k, v = (part.unflatten(1, (heads, -1)) for part in (q, k, v))
-        ends, longest = layout.offsets, layout.longest
-        q_ends, q_longest = ends, longest
+        q_ends, q_longest = ends, longest = layout.offsets, layout.longest
         if first_only:
             q_ends, q_longest = torch.arange(layout.n + 1, dtype=torch.int32, device=q.device), 1
-        attended = flash_attention(q, k, v, q_ends, ends, q_longest, longest, window)
-        return attended.flatten(1)
+        return flash_attention(q, k, v, q_ends, ends, q_longest, longest, window).flatten(1)
     q = q[:, None] if first_only else layout.to_grid(q)
     q, k, v = (
         part.unflatten(2, (heads, -1)).transpose(1, 2)
@@ -106,12 +101,11 @@ def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, ends: Tensor, q_longest: int, longest: int,
     window: int | None,
 ) -> Tensor:  # fmt: skip
-    """FlashAttention on packed texts, (rows, heads, width) each. PyTorch's varlen_attn adds an
-    operation in Python around it, and from 2.11 on takes cuDNN's attention for long texts, which
-    makes a plan for every new length."""
+    """On packed texts, (rows, heads, width) each. PyTorch's varlen_attn does the same within an
+    operation in Python, or by cuDNN, which makes a plan for every new length."""
     return torch.ops.aten._flash_attention_forward(
-        q, k, v, q_ends, ends, q_longest, longest, 0.0, False, False,
-        window_size_left=window, window_size_right=window,
+        q, k, v, q_ends, ends, q_longest, longest, dropout_p=0.0, is_causal=False,
+        return_debug_mask=False, window_size_left=window, window_size_right=window,
     )[0]  # fmt: skip
 
 
@@ -136,8 +130,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor | None, rate: float) ->
 
 
 def varlen_works(q: Tensor, heads: int) -> bool:
-    """Whether attention can run on packed rows: FlashAttention, in half precision. That has neither
-    dropout nor a second derivative, and its summation order is not deterministic."""
+    """Whether attention can run on packed rows: FlashAttention, in half precision. That has no
+    second derivative, and its summation order is not deterministic."""
     width = q.shape[1] // heads
     return (
         q.device.type == "cuda"
@@ -184,9 +178,7 @@ class EncoderLayer(nn.Module):
             return self._fused(x, layout, first_only)
         attended = self.dropout(self.attention(self.norm1(x), layout, first_only))
         x = (layout.first(x) if first_only else x) + attended
-        w1, b1, w2, b2 = autocast_together(
-            self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
-        )
+        w1, b1, w2, b2 = autocast_together(self.fc1, self.fc2)
         hidden = self.dropout(F.gelu(F.linear(self.norm2(x), w1, b1)))
         return x + self.dropout(F.linear(hidden, w2, b2))
 

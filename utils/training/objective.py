@@ -151,17 +151,16 @@ class Classification:
 
     def losses(self, logits: Tensor, targets: Tensor, mix_plan=None) -> Tensor:
         """(n, classes), (n,) -> the loss of each sample (n,)."""
-        mixed = mixed_with(targets, mix_plan)
+        mixed, smoothing = mixed_with(targets, mix_plan), self.label_smoothing
         if self.balance is not None:
             return self.balance.losses(logits, targets, *mixed)
         if self.fused and (mix_plan is None or not mix_plan.lam.requires_grad):
-            mixed = mixed or (targets, torch.ones((), device=targets.device))
-            return fused_cross_entropy(logits, targets, *mixed, self.label_smoothing)
+            partners, lam = mixed or (targets, torch.ones((), device=targets.device))
+            return fused_cross_entropy(logits, targets, partners, lam, smoothing)
         if mix_plan is None:
-            return F.cross_entropy(
-                in_float32(logits), targets, reduction="none", label_smoothing=self.label_smoothing
-            )
-        return mixed_cross_entropy(logits, targets, *mixed, self.label_smoothing)
+            logits = in_float32(logits)
+            return F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
+        return mixed_cross_entropy(logits, targets, mixed[0], mixed[1], smoothing)
 
     def _clean_sums(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Those of the unmixed part; without gradients, random numbers or an update of BatchNorm's
