@@ -10,7 +10,8 @@ from torch import Tensor, nn
 def cast_together(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
     """Each in its dtype; for a GPU one operation."""
     cast = [torch.empty_like(t, dtype=dtype) for t, dtype in zip(tensors, dtypes, strict=True)]
-    torch._foreach_copy_(cast, tensors)
+    if cast:
+        torch._foreach_copy_(cast, tensors)
     return cast
 
 
