@@ -100,8 +100,7 @@ class _FeedForward(torch.autograd.Function):
         ctx, dtype, eps: float, recompute: bool, rate: float, x, branch,
         scale, shift, w1, b1, w2, b2,
     ):  # fmt: skip
-        ffn, width = w1.shape
-        branch_mask, hidden_mask, y_mask = draw_masks(branch, rate, (width, ffn, width))
+        branch_mask, hidden_mask, y_mask = draw_masks(branch, rate, (*w2.shape, len(w2)))
         layer = LayerNormParameters(scale, shift, eps)
         z, normal, mean, inverse = add_norm(x, branch, branch_mask, layer, dtype)
         hidden = _linear(normal, w1, b1)  # (rows, ffn)
