@@ -12,6 +12,7 @@ from utils.optim.factory import build_optimizer
 
 # Operations that launch nothing, besides views.
 NOTHING = {"empty", "empty_like", "empty_strided", "new_empty", "_unsafe_view", "detach"}
+NOTHING |= {"promote_types"}
 
 
 class Launches(TorchDispatchMode):

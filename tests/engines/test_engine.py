@@ -1,15 +1,22 @@
 """Which engine serves a run, and why another one cannot."""
 
 import dataclasses
+from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 from toy import CPU, facts_of, make_trainer, use_engine
 
+from utils.distributed.strategies.base import Strategy
 from utils.engines import engine
 from utils.engines.engine import Compile, CudaGraphs, Engine, choose_engine
 from utils.mixup.mixing import Mixing
+from utils.models.transformer import Transformer
+from utils.packed import pack
+from utils.reporting.console import Console
 from utils.training.train_step import TrainStep
 
 
@@ -74,19 +81,41 @@ def wrapped(engine, trainer):
     return engine.wrap(trainer.steps.strategy, trainer.log.console)
 
 
-@pytest.mark.slow
 def test_the_model_is_called_as_it_is_unless_it_is_compiled(tmp_path):
     trainer = make_trainer(tmp_path)
     for wanted in ("on", "auto", "off"):
         for made in (trainer, on_a_gpu(make_trainer(tmp_path))):
             engine, _ = choose_engine(facts_of(made), cuda_graphs=wanted, deterministic=False)
             assert wrapped(engine, trainer) is trainer.steps.model
-    engine, _ = choose_engine(
-        facts_of(trainer, compiled=True), cuda_graphs="off", deterministic=False
-    )
-    called = wrapped(engine, trainer)
-    assert called is not trainer.steps.model and called._orig_mod is trainer.steps.model
     assert facts_of(trainer).device == CPU
+
+
+@pytest.mark.parametrize("texts", [False, True], ids=["pictures", "texts"])
+def test_a_run_is_compiled_once(monkeypatch, texts):
+    """Whatever the sizes of its batches: of texts too, and of the last batch, or the first after a
+    resume, of pictures."""
+    compiled, calls, build = [], [], torch.compile
+
+    def backend(graph, _):
+        compiled.append(graph)
+        return lambda *given: calls.append(1) or graph(*given)
+
+    monkeypatch.setattr(torch, "compile", partial(build, backend=backend))
+    if texts:
+        model = Transformer(30, 3, 1, 8, 1, 8, 9, dropout=0.0)
+        tokens, lengths = np.arange(1, 20), [[5, 2, 1], [4, 4], [9, 1, 1, 3], [2, 3, 1]]
+        batches = [pack(tokens, np.zeros(len(n), int), np.array(n), CPU) for n in lengths]
+    else:
+        model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+        batches = [torch.randn(n, 1, 2, 2) for n in (6, 6, 2, 1, 6)]
+    called = Compile().wrap(Strategy(model), Console(silent=True))
+    for batch in batches:
+        torch.testing.assert_close(called(batch), model(batch))
+    assert len(compiled) == 1 and len(calls) == (4 if texts else 3)
+    called.eval()  # the unmixed part of a batch, evaluated without gradients
+    with torch.no_grad():
+        called(batches[0])
+    assert len(compiled) == 1 and not model.training
 
 
 def test_graphs_of_models_that_recompute_or_are_others(tmp_path):

@@ -110,8 +110,8 @@ def test_twenty_steps_equal_the_plain_ones(optimizer, mode, dtype, tolerance):
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
 def test_it_saves_memory(half):
     torch.manual_seed(0)
-    layout = grid_layout(torch.full((8,), 16), 16)
-    x = torch.randn(8 * 16, 64, requires_grad=True)
+    layout = grid_layout(torch.full((64,), 16), 16)
+    x = torch.randn(64 * 16, 64, requires_grad=True)
 
     def call(model):
         with torch.autocast("cpu", torch.bfloat16, enabled=half):

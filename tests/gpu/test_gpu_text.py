@@ -5,7 +5,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-import torch.nn.attention.varlen as torch_varlen
 import torch.nn.functional as F
 from test_gpu import run_epoch, run_epoch_without_waiting
 from toy import make_trainer
@@ -46,13 +45,10 @@ def model(device=CUDA, **options):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_packed_attention_equals_padded(monkeypatch, pooling, dtype):
     """By its own kernel; both are close to the result in float32."""
-    used, kernel = [], torch_varlen.varlen_attn
-
-    def attend(*given, **options):
-        used.append(1)
-        return kernel(*given, **options)
-
-    monkeypatch.setattr(torch_varlen, "varlen_attn", attend)
+    used, kernel = [], transformer.flash_attention
+    monkeypatch.setattr(
+        transformer, "flash_attention", lambda *given: used.append(1) or kernel(*given)
+    )
     ours, batch = model(pooling=pooling), next(iter(data().epoch(0)))
     results = []
     for way in ("packed", "padded", "float32"):
@@ -77,11 +73,9 @@ def test_packed_attention_equals_padded(monkeypatch, pooling, dtype):
 def test_an_encoder_by_packed_attention(monkeypatch, kind):
     """As on the CPU in float32; ModernBERT's layers have a window."""
     small_encoders = pytest.importorskip("small_encoders")  # needs transformers
-    used, kernel = [], torch_varlen.varlen_attn
+    used, kernel = [], transformer.flash_attention
     monkeypatch.setattr(
-        torch_varlen,
-        "varlen_attn",
-        lambda *given, **options: used.append(1) or kernel(*given, **options),
+        transformer, "flash_attention", lambda *given: used.append(1) or kernel(*given)
     )
     sizes = {"hidden_size": 64, "max_position_embeddings": 64}
     ours = Encoder(small_encoders.model(kind, 500, **sizes), 3, max_len=48, end=499).eval()

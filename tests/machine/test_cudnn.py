@@ -5,9 +5,6 @@ import functools
 import numpy as np
 import pytest
 import torch
-import torch.nn.attention.varlen as torch_varlen
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import SDPBackend
 from toy import Classification, Precision, loader, make_trainer, network
 
 from utils.data import batch as data_batch
@@ -79,11 +76,11 @@ def test_scaled_dot_product_attention_does_not_use_cudnn():
     assert torch.backends.cuda.flash_sdp_enabled()
 
 
-def attention_of_packed_texts(q, k, v, q_ends, ends, q_longest, longest, window_size=(-1, -1)):
-    """`varlen_attn` on packed texts (rows, heads, width), in float64."""
+def attention_of_packed_texts(q, k, v, q_ends, ends, q_longest, longest, window):
+    """FlashAttention on packed texts (rows, heads, width), in float64."""
     lengths = ends.diff()
     assert q_longest >= q_ends.diff().max() and longest >= lengths.max()
-    assert min(window_size) == -1 or min(window_size) >= longest - 1
+    assert window is None
     results = []
     for i in range(len(lengths)):
         own = slice(int(q_ends[i]), int(q_ends[i + 1]))
@@ -107,20 +104,20 @@ def test_packed_attention_equals_padded(monkeypatch, pooling):
     expected = model(texts)
     asked = []
 
-    def attend(*given, **options):
-        asked.append(options)
-        return attention_of_packed_texts(*given, **options)
+    def attend(*given):
+        asked.append(given)
+        return attention_of_packed_texts(*given)
 
     monkeypatch.setattr(transformer, "varlen_works", lambda *given: True)
-    monkeypatch.setattr(torch_varlen, "varlen_attn", attend)
+    monkeypatch.setattr(transformer, "flash_attention", attend)
     torch.testing.assert_close(model(texts), expected)
-    assert len(asked) == 2 and all(("window_size" in one) == transformer.WINDOWS for one in asked)
+    assert len(asked) == 2
 
 
 def test_packed_attention_is_not_called_without_texts(monkeypatch):
     """A rank's share of a step may be empty, which FlashAttention refuses."""
     monkeypatch.setattr(transformer, "varlen_works", lambda *given: True)
-    monkeypatch.setattr(torch_varlen, "varlen_attn", None)
+    monkeypatch.setattr(transformer, "flash_attention", None)
     model = Transformer(50, 3, 2, 16, 2, 32, 200, dropout=0.0)
     none = np.array([], dtype=np.int64)
     logits = model(pack(none, none, none, CPU))
@@ -137,27 +134,6 @@ def test_the_compiler_traces_the_choice_of_attention():
 
     x = torch.zeros(2)
     assert torch.equal(torch.compile(chosen, backend="eager", fullgraph=True)(x), chosen(x))
-
-
-@pytest.mark.skipif(
-    not {"_can_use_cudnn", "_select_backend"} & set(vars(torch_varlen)),
-    reason="this PyTorch always uses FlashAttention",
-)
-def test_packed_attention_does_not_use_cudnn(monkeypatch):
-    """By PyTorch's own rule on a GPU with cuDNN's attention: because of the window up to 2.14, of
-    the setting from 2.15 on."""
-    monkeypatch.setattr(torch_varlen, "_should_use_cudnn", lambda index: True)
-    with FakeTensorMode():
-        q = torch.empty(300, 8, 64, dtype=torch.bfloat16, device="cuda")
-        if hasattr(torch_varlen, "_can_use_cudnn"):
-            assert torch_varlen._can_use_cudnn(q, q, q, 150, [-1, -1])
-            assert not torch_varlen._can_use_cudnn(q, q, q, 150, [150, 150])
-            return
-        monkeypatch.setattr(torch_varlen, "_cudnn_version", lambda query: 92400)
-        prefer_flash_attention()
-        for window in ([-1, -1], [150, 150]):
-            backend = torch_varlen._select_backend(q, q, q, None, None, 150, window)
-            assert backend == SDPBackend.FLASH_ATTENTION.value
 
 
 class FakeStreams:

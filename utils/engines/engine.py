@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
 
 from ..data.loader import Loader
 from ..distributed.strategies.base import Strategy
@@ -76,7 +77,25 @@ class Compile(Engine):
     """`--compile`: the model is compiled by torch.compile."""
 
     def wrap(self, strategy: Strategy, console: Console) -> Callable:
-        return torch.compile(strategy.called)
+        return Compiled(strategy.called)
+
+
+class Compiled(nn.Module):
+    """`called`, compiled once for texts of any number and length, or for the largest batches of
+    pictures. Smaller ones and evaluation take `called` as it is, to save further compilations."""
+
+    def __init__(self, called: nn.Module):
+        super().__init__()
+        self.called, self.samples = called, 0  # samples: of the largest batch so far
+        self.of_pictures = torch.compile(called)
+        self.of_texts = torch.compile(called, dynamic=True)
+
+    def forward(self, inputs, *mix_plan) -> Tensor:
+        function = self.of_texts
+        if isinstance(inputs, Tensor):
+            function = self.of_pictures if len(inputs) >= self.samples else self.called
+            self.samples = max(self.samples, len(inputs))
+        return (function if self.training else self.called)(inputs, *mix_plan)
 
 
 class CudaGraphs(Engine):

@@ -56,12 +56,16 @@ class Mask(NamedTuple):
     kept: Tensor | None  # uint8, 1 where an element is kept; None: nothing is dropped
     factor: float  # by which kept elements are multiplied
 
-    @classmethod
-    def draw(cls, x: Tensor, rate: float) -> "Mask":
-        """Of x's shape."""
-        if rate == 0:
-            return cls(None, 1.0)
-        if x.device.type == "cpu":
-            bits, threshold, factor = draw_bits(x, rate)
-            return cls((bits >= threshold).view(torch.uint8), factor)  # bool is slower to convert
-        return cls(torch.empty_like(x, dtype=torch.uint8).bernoulli_(1 - rate), 1 / (1 - rate))
+
+def draw_masks(x: Tensor, rate: float, widths: tuple[int, ...]) -> list[Mask]:
+    """Masks (rows of x, width), drawn together."""
+    if rate == 0:
+        return [Mask(None, 1.0)] * len(widths)
+    kept = x.new_empty(len(x) * sum(widths), dtype=torch.uint8)
+    if x.device.type == "cpu":
+        bits, threshold, factor = draw_bits(kept, rate)
+        kept = (bits >= threshold).view(torch.uint8)  # bool is slower to convert
+    else:
+        kept, factor = kept.bernoulli_(1 - rate), 1 / (1 - rate)
+    parts = zip(kept.split([len(x) * width for width in widths]), widths, strict=True)
+    return [Mask(part.view(-1, width), factor) for part, width in parts]

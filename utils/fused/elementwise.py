@@ -24,15 +24,15 @@ class LayerNormParameters(NamedTuple):
     eps: float
 
 
-def dropped(x: Tensor, mask: Mask) -> Tensor:
+def dropped(x: Tensor, mask: Mask, dtype: torch.dtype | None = None) -> Tensor:
     """Applies the mask to x, or to the gradient of its result: x times the factor where kept, else
-    0."""
-    if mask.kept is None:
-        return x
-    kernel = kernels.layers(x)
+    0. In `dtype`; None: x's."""
+    dtype = dtype or x.dtype
+    kernel = None if mask.kept is None else kernels.layers(x)
     if kernel is not None:
-        return kernel.add_dropped(None, x, *mask)
-    return mask.kept.to(x.dtype).mul_(mask.factor).mul_(x)
+        return kernel.add_dropped(None, x, *mask, dtype)
+    x = x.to(dtype)
+    return x if mask.kept is None else mask.kept.to(x.dtype).mul_(mask.factor).mul_(x)
 
 
 def add_dropped(x: Tensor, branch: Tensor, mask: Mask) -> Tensor:
@@ -129,7 +129,7 @@ def add_norm_backward(
         )
         return grad_z, *affine, grad_branch
     gradients = norm_backward(grad, z, mean, inverse, layer, (True, *needed[1:]), residual)
-    return *gradients, dropped(gradients[0].to(dtype), mask)
+    return *gradients, dropped(gradients[0], mask, dtype)
 
 
 def _kernel_for_sum(x: Tensor, branch: Tensor):

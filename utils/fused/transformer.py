@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import refuse_second_derivative
-from .dropout import Mask
+from .cast import autocast_together
+from .dropout import Mask, draw_masks
 from .elementwise import (
     LayerNormParameters,
     add_dropped,
@@ -48,10 +49,10 @@ def feed_forward(
     mode: str = "memory",
 ) -> Tensor:
     """x and branch (rows, width) -> (rows, width); the formula is at the head of the file."""
-    tensors = layer.weight, layer.bias, fc1.weight, fc1.bias, fc2.weight, fc2.bias
+    weights = autocast_together(fc1, fc2)
     settings = _product_dtype(x), layer.eps, mode == "memory"
     with torch.autocast(x.device.type, enabled=False):
-        return _FeedForward.apply(*settings, rate, x, branch, *tensors)
+        return _FeedForward.apply(*settings, rate, x, branch, layer.weight, layer.bias, *weights)
 
 
 def _product_dtype(x: Tensor) -> torch.dtype:
@@ -99,14 +100,12 @@ class _FeedForward(torch.autograd.Function):
         ctx, dtype, eps: float, recompute: bool, rate: float, x, branch,
         scale, shift, w1, b1, w2, b2,
     ):  # fmt: skip
-        branch_mask = Mask.draw(branch, rate)
+        branch_mask, hidden_mask, y_mask = draw_masks(branch, rate, (*w2.shape, len(w2)))
         layer = LayerNormParameters(scale, shift, eps)
         z, normal, mean, inverse = add_norm(x, branch, branch_mask, layer, dtype)
         hidden = _linear(normal, w1, b1)  # (rows, ffn)
-        hidden_mask = Mask.draw(hidden, rate)
         activated = gelu_dropped(hidden, hidden_mask)
         y = _linear(activated, w2, b2)
-        y_mask = Mask.draw(y, rate)
         ctx.dtype, ctx.branch_dtype, ctx.eps = dtype, branch.dtype, eps
         ctx.factor = hidden_mask.factor
         recomputed = (None, None) if recompute else (normal, activated)
@@ -124,7 +123,7 @@ class _FeedForward(torch.autograd.Function):
         layer = LayerNormParameters(scale, shift, ctx.eps)
         if activated is None:
             activated = gelu_dropped(hidden, hidden_mask)
-        grad_y = dropped(grad.to(ctx.dtype), y_mask)
+        grad_y = dropped(grad, y_mask, ctx.dtype)
         grad_activated, *fc2_grads = _linear_backward(grad_y, activated, w2, b2)
         del activated
         grad_hidden = gelu_dropped_backward(grad_activated, hidden, hidden_mask)

@@ -33,8 +33,7 @@ def trial_plans() -> Iterator[None]:
 
 
 def prefer_flash_attention() -> None:
-    """Disables cuDNN's attention for `scaled_dot_product_attention`, and from PyTorch 2.15 on for
-    `varlen_attn`; for earlier versions see `utils.models.transformer.WINDOWS`."""
+    """Disables cuDNN's attention for `scaled_dot_product_attention`."""
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 

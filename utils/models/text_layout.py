@@ -98,7 +98,8 @@ class Layout(NamedTuple):
 def packed_layout(texts: PackedTokens, rows: int) -> Layout:
     n, longest, tokens = texts.samples, texts.longest, texts.ids.shape[0]
     lengths = texts.offsets.diff().long()
-    keys = None if tokens == n * longest else _keys(lengths, longest)  # no host sync
+    full = not is_compiling() and tokens == n * longest  # no host sync; compiled once for both
+    keys = None if full else _keys(lengths, longest)
     if keys is None and rows == tokens:
         return Layout(n, longest, lengths, None, None, texts.offsets)
     return Layout(n, longest, lengths, keys, texts.place, texts.offsets, rows)

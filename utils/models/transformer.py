@@ -3,7 +3,7 @@
 Vaswani et al., "Attention is all you need" (2017), with pre-norm as in Xiong et al., "On layer
 normalization in the transformer architecture" (2020), arXiv:2002.04745. All layers but attention
 take the tokens of a batch packed, as (tokens, width) without padding. Attention works per text: on
-a GPU in half precision `varlen_attn` takes the packed tokens; elsewhere they are scattered to the
+a GPU in half precision FlashAttention takes the packed tokens; elsewhere they are scattered to the
 padded layout, where a mask excludes the padding, and gathered from it afterwards.
 
 Texts are mixed in one of two places, as in Guo, Mao and Zhang, "Augmenting data with mixup for
@@ -22,16 +22,11 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from ..fused import is_fused
+from ..fused.cast import autocast_together
 from ..fused.dropout import Dropout, dropout
 from ..fused.transformer import feed_forward, norm_linear
 from ..packed import PackedTokens
 from .text_layout import Layout, grid_layout, packed_layout, rows_for
-
-# Whether varlen_attn takes a window. A window as wide as the longest text masks nothing, but makes
-# PyTorch use FlashAttention. Without one, PyTorch 2.11 to 2.14 use cuDNN's attention on Hopper and
-# Blackwell for texts of over 128 tokens, which makes a plan for every new length. 2.10 has no
-# window and always uses FlashAttention; 2.15 does after `prefer_flash_attention`.
-WINDOWS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)
 
 POOLINGS = ("cls", "mean")
 MIXUP_PLACES = ("sentence", "embeddings")
@@ -51,15 +46,16 @@ class Attention(nn.Module):
     ) -> Tensor:
         """(rows, dim) -> (rows, dim), or with `first_only` (n, dim): each text's first token alone.
         `linear`: (x, weight, bias) -> queries, keys and values."""
-        weight, bias = self.qkv.weight, self.qkv.bias
+        weight, bias, *out = autocast_together(self.qkv, self.out)
         if first_only:
             dim = x.shape[1]
-            q = linear(layout.first(x), weight[:dim], bias[:dim])  # (n, dim)
-            k, v = linear(x, weight[dim:], bias[dim:]).chunk(2, 1)  # (rows, dim) each
+            weights, biases = weight.split([dim, 2 * dim]), bias.split([dim, 2 * dim])
+            q = linear(layout.first(x), weights[0], biases[0])  # (n, dim)
+            k, v = linear(x, weights[1], biases[1]).chunk(2, 1)  # (rows, dim) each
         else:
             q, k, v = linear(x, weight, bias).chunk(3, 1)
         rate = self.dropout if self.training else 0.0
-        return self.out(attend_rows(q, k, v, layout, self.heads, rate, first_only))
+        return F.linear(attend_rows(q, k, v, layout, self.heads, rate, first_only), *out)
 
 
 def attend_rows(
@@ -79,20 +75,13 @@ def attend_rows(
     if window is not None and window >= layout.longest - 1:
         window = None
     # FlashAttention refuses a batch without texts, which a rank may have.
-    packed = layout.n > 0 and not rate and (window is None or WINDOWS)
-    if layout.offsets is not None and packed and varlen_works(q, heads):
+    packed = layout.offsets is not None and layout.n > 0 and not rate
+    if packed and varlen_works(q, heads):
         q, k, v = (part.unflatten(1, (heads, -1)) for part in (q, k, v))
-        ends, longest = layout.offsets, layout.longest
-        q_ends, q_longest = ends, longest
+        q_ends, q_longest = ends, longest = layout.offsets, layout.longest
         if first_only:
-            q_ends, q_longest = torch.arange(layout.n + 1, device=ends.device).int(), 1
-        # Imported here: it brings torch._dynamo, two seconds that a run on a CPU goes without.
-        from torch.nn.attention.varlen import varlen_attn
-
-        size = longest if window is None else window
-        options = {"window_size": (size, size)} if WINDOWS else {}
-        attended = varlen_attn(q, k, v, q_ends, ends, q_longest, longest, **options)
-        return attended.flatten(1)
+            q_ends, q_longest = torch.arange(layout.n + 1, dtype=torch.int32, device=q.device), 1
+        return flash_attention(q, k, v, q_ends, ends, q_longest, longest, window).flatten(1)
     q = q[:, None] if first_only else layout.to_grid(q)
     q, k, v = (
         part.unflatten(2, (heads, -1)).transpose(1, 2)
@@ -106,6 +95,18 @@ def attend_rows(
     attended = attend(q, k, v, keys, rate)
     attended = attended.transpose(1, 2).flatten(2)  # (n, 1 or longest, dim)
     return attended[:, 0] if first_only else layout.from_grid(attended)
+
+
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, ends: Tensor, q_longest: int, longest: int,
+    window: int | None,
+) -> Tensor:  # fmt: skip
+    """On packed texts, (rows, heads, width) each. PyTorch's varlen_attn does the same within an
+    operation in Python, or by cuDNN, which makes a plan for every new length."""
+    return torch.ops.aten._flash_attention_forward(
+        q, k, v, q_ends, ends, q_longest, longest, dropout_p=0.0, is_causal=False,
+        return_debug_mask=False, window_size_left=window, window_size_right=window,
+    )[0]  # fmt: skip
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor | None, rate: float) -> Tensor:
@@ -129,8 +130,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor | None, rate: float) ->
 
 
 def varlen_works(q: Tensor, heads: int) -> bool:
-    """Whether attention can run on packed rows: FlashAttention, in half precision. That has neither
-    dropout nor a second derivative, and its summation order is not deterministic."""
+    """Whether attention can run on packed rows: FlashAttention, in half precision. That has no
+    second derivative, and its summation order is not deterministic."""
     width = q.shape[1] // heads
     return (
         q.device.type == "cuda"
@@ -177,8 +178,9 @@ class EncoderLayer(nn.Module):
             return self._fused(x, layout, first_only)
         attended = self.dropout(self.attention(self.norm1(x), layout, first_only))
         x = (layout.first(x) if first_only else x) + attended
-        hidden = self.dropout(F.gelu(self.fc1(self.norm2(x))))
-        return x + self.dropout(self.fc2(hidden))
+        w1, b1, w2, b2 = autocast_together(self.fc1, self.fc2)
+        hidden = self.dropout(F.gelu(F.linear(self.norm2(x), w1, b1)))
+        return x + self.dropout(F.linear(hidden, w2, b2))
 
     def _fused(self, x: Tensor, layout: Layout, first_only: bool) -> Tensor:
         rate = self.dropout.rate if self.training else 0.0

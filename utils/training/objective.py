@@ -90,8 +90,7 @@ class Classification:
         counts_mixing: batches may be mixed, so the sums are SUMS + MIXED_SUMS.
         clean_accuracy: also evaluate CLEAN_FRACTION of each batch unmixed, in evaluation mode.
         mixes_inside: the model itself mixes: the mixing plan is its second argument.
-        fused: the loss of mixed batches reads the logits once, and keeps less for the backward
-            pass.
+        fused: the loss reads the logits once, and keeps less for the backward pass.
         balance: the loss for classes that are not equal; it then takes the place of the usual one,
             also of the fused one. With weights there is one more of the sums, WEIGHT.
     """
@@ -152,17 +151,16 @@ class Classification:
 
     def losses(self, logits: Tensor, targets: Tensor, mix_plan=None) -> Tensor:
         """(n, classes), (n,) -> the loss of each sample (n,)."""
-        mixed = mixed_with(targets, mix_plan)
+        mixed, smoothing = mixed_with(targets, mix_plan), self.label_smoothing
         if self.balance is not None:
             return self.balance.losses(logits, targets, *mixed)
+        if self.fused and (mix_plan is None or not mix_plan.lam.requires_grad):
+            partners, lam = mixed or (targets, torch.ones((), device=targets.device))
+            return fused_cross_entropy(logits, targets, partners, lam, smoothing)
         if mix_plan is None:
-            return F.cross_entropy(
-                in_float32(logits), targets, reduction="none", label_smoothing=self.label_smoothing
-            )
-        fused = self.fused and not mix_plan.lam.requires_grad
-        cross_entropy = fused_cross_entropy if fused else mixed_cross_entropy
-        partners, lam = mixed
-        return cross_entropy(logits, targets, partners, lam, self.label_smoothing)
+            logits = in_float32(logits)
+            return F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
+        return mixed_cross_entropy(logits, targets, mixed[0], mixed[1], smoothing)
 
     def _clean_sums(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Those of the unmixed part; without gradients, random numbers or an update of BatchNorm's

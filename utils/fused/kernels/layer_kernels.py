@@ -40,9 +40,11 @@ def _elementwise(kernel, out: Tensor, *arguments) -> Tensor:
 # ---- elementwise --------------------------------------------------------------------------------
 
 
-def add_dropped(x: Tensor | None, branch: Tensor, mask: Tensor | None, factor: float) -> Tensor:
-    """x + branch mask factor, in x's dtype; branch mask factor where x is None."""
-    out = torch.empty_like(branch if x is None else x)
+def add_dropped(
+    x: Tensor | None, branch: Tensor, mask: Tensor | None, factor: float, dtype=None
+) -> Tensor:
+    """x + branch mask factor, in x's dtype; where x is None branch mask factor, in `dtype`."""
+    out = torch.empty_like(branch if x is None else x, dtype=dtype)
     return _elementwise(_add_dropped, out, x, branch, mask, factor)
 
 
