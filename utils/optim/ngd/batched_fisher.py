@@ -91,8 +91,8 @@ def is_whole(fisher_rank: int, length: int) -> bool:
 
 
 class Product:
-    """Multiplies stacked gradients x (B, ...) by I - R'V along `axis`, without rescaling them.
-    What a step needs besides the products themselves, views above all, is made once.
+    """Multiplies stacked gradients x (B, ...) by I - R'V along `axis`, without rescaling them. Its
+    views of x are made once, since each costs the host as much time as a product.
 
     Args:
         other: memory like x, for the result where `axis.whole`; otherwise the result overwrites x.

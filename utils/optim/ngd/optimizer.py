@@ -149,6 +149,7 @@ class NGD(Optimizer):
         self._adams: list[AdamParameters] = []
         self._shares: list[Shares] = []
         self._signature: tuple | None = None
+        self._held: list[Tensor] = []  # the tensors of the state after `_gather`
         super().__init__(params, settings)
 
     def add_param_group(self, param_group: dict) -> None:

@@ -98,7 +98,7 @@ class Stack(Parameters):
         super().__init__(first.group, [p for batch in batches for p in batch.parameters])
         self.batches, self.dtype, self.is_plain = batches, first.dtype, first.is_plain
         self.momenta = self.buffers(state, "momentum_buffer") if self.group["momentum"] else []
-        # Momentum of the gradients that are preconditioned, not of natural gradients.
+        # Whether it is of the gradients that are preconditioned, not of natural gradients.
         comes_first = self.group["momentum_first"] and not self.is_plain
         self.momentum_first = bool(self.momenta) and comes_first
         self.natural: list[NaturalGradients] = []
