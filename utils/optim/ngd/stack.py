@@ -26,7 +26,9 @@ def in_stacks(batches: list[Batch]) -> list[list[Batch]]:
     last: dict[tuple, list[Batch]] = {}
     for batch in batches:
         alone = batch.is_plain or batch.is_divided or batch.device.type in ONE_BY_ONE
-        kind = id(batch.group), batch.parameters[0].dtype, batch.step, alone
+        # One pair of other strides, and PyTorch's kernels for lists take tensor by tensor.
+        layout = batch.parameters[0].dtype, batch.has_stacked_layout
+        kind = id(batch.group), layout, batch.step, alone
         stack = last.get(kind, [])
         if not stack or alone or sum(each.sizes[0] for each in [*stack, batch]) > limit:
             stack = last[kind] = []
@@ -164,11 +166,8 @@ class Stack(Parameters):
             return
         gradients, parameters = self.gradients(), self.parameters
         decay = 0.0 if self.group["decoupled"] else self.group["weight_decay"]
-        if (
-            self.device.type == "cpu"
-            and flags.grad_scale is None
-            and self.dtype == parameters[0].dtype
-        ):
+        as_they_are = flags.grad_scale is None and self.dtype == parameters[0].dtype
+        if as_they_are and self.device.type == "cpu":
             # As few passes over memory as there can be.
             if decay:
                 for target, gradient, parameter in zip(stacked, gradients, parameters, strict=True):
