@@ -261,7 +261,7 @@ def measure_steps(device: torch.device, repetitions: int) -> dict:
         weights = sum(p.nbytes for p in model.parameters()) / 1e6
         fisher = state_bytes(ngd, lambda name: name.startswith(("basis", "spectrum", "rest"))) / 1e6
         multipliers = sum(axis.multiplier.nbytes for b in ngd._batches for axis in b.axes) / 1e6
-        working = sum(each.nbytes for pair in ngd._workspaces.values() for each in pair) / 1e6
+        working = sum(each.nbytes for each in ngd._workspaces) / 1e6
         print(
             f"{case}: weights {weights:.0f} MB, momentum the same, Fisher matrices {fisher:.0f} MB "
             f"(in checkpoints) and {multipliers:.0f} MB (for multiplying), working memory "

@@ -135,7 +135,7 @@ class Watch(TorchDispatchMode):
             return self._read_scalar(func, args[0])
         if operation not in COPIES:
             self._check(func, operation, args, kwargs)
-        if operation is aten._fused_sgd_:
+        if operation is aten._fused_sgd_ or func.__name__.endswith("_.tensor_lr"):
             return None  # in place, and without an implementation for fake tensors
         pin = kwargs.pop("pin_memory", False)
         try:

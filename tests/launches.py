@@ -16,14 +16,17 @@ NOTHING |= {"promote_types"}
 
 
 class Launches(TorchDispatchMode):
-    """Counts the operations that compute something."""
+    """Counts the operations that compute something, and as `calls` all, views included, which each
+    cost the host time."""
 
     def __init__(self):
         super().__init__()
         self.counts: Counter[str] = Counter()
+        self.calls = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
+        self.calls += func.namespace == "aten"
         if not func.is_view and func.namespace == "aten" and name not in NOTHING:
             self.counts[name] += 1
         return func(*args, **(kwargs or {}))

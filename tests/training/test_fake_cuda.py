@@ -9,7 +9,8 @@ import torch
 from fake_cuda import CUDA
 from launches import Launches
 from own_optimizers import OWN
-from toy import loader, make_trainer, take_steps
+from stand_in_recorder import StandIn
+from toy import loader, make_trainer, steps_of, take_steps, use_graphs
 
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
@@ -153,6 +154,35 @@ def test_ngd(tmp_path, gpu, options, monkeypatch):
     options = options | {"ngd_update_period": 2}
     trainer = make_trainer(tmp_path, optimizer="ngd", device=CUDA, optimizer_options=options)
     take_steps(gpu, trainer, steps=3)
+
+
+@pytest.mark.slow
+def test_what_graphs_hold(tmp_path, gpu, monkeypatch):
+    """Of NGD's two kinds of steps, with a policy that learns in every third one: what is captured
+    neither waits nor copies from the host."""
+    monkeypatch.setattr(ngd_batch, "EARLY_UPDATES", 1)
+    recorder = StandIn()
+    capture = recorder.capture
+
+    def watched(function):
+        def checked():
+            before = gpu.copies, gpu.copied_back
+            with gpu.watched():
+                function()
+            assert (gpu.copies, gpu.copied_back) == before
+
+        return capture(checked)
+
+    monkeypatch.setattr(recorder, "capture", watched)
+    trainer = make_trainer(
+        tmp_path, optimizer="ngd", device=CUDA, mixing=mixing("policy", update_every=3),
+        optimizer_options={"ngd_update_period": 2},
+    )  # fmt: skip
+    use_graphs(trainer, recorder, rate_dtype=torch.float32)
+    for epoch in range(4):
+        for _ in steps_of(trainer, epoch):
+            gpu.steps += 1
+    assert recorder.captured == 2 and recorder.replayed >= 3
 
 
 # ---- pictures --------------------------------------------------------------------------------

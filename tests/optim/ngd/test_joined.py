@@ -1,19 +1,23 @@
-"""Joining the tensors of many axes, and padding matrices to a common size, as on a GPU."""
+"""Joining the tensors of many axes, and of many batches, and padding matrices to a common size, as
+on a GPU."""
 
 from unittest.mock import patch
 
 import pytest
 import torch
 from ngd_tools import (
+    SHAPES,
     SMALL,
+    assert_equal_to_the_bit,
     assert_near,
     each_natural_form,
     random_gradients,
     random_start,
     run,
+    tensors,
 )
 
-from utils.optim.ngd import joined
+from utils.optim.ngd import joined, stack
 from utils.optim.ngd.joined import Layout, padded_sizes
 
 
@@ -53,3 +57,16 @@ def test_padding_changes_no_step(form):
     with patch.dict(joined.MOST_PADDING, cpu=1e6):
         ours, _ = run(start, gradients, **form)
     assert_near(ours, expected, 1e-9)
+
+
+@each_natural_form
+def test_stacks_of_several_batches_change_no_bit(form):
+    """Parameters whose layout is not that of the stacked gradients have their own second buffer."""
+    start, gradients = random_start(SHAPES), random_gradients(SHAPES, 12)
+    for settings in (form, form | {"weight_decay": 0.1, "products": "fast"}):
+        for dtype in (torch.float32, torch.bfloat16):
+            _, alone = run(start, gradients, dtype, **settings)
+            with patch.object(stack, "ONE_BY_ONE", set()):
+                _, joint = run(start, gradients, dtype, **settings)
+            assert len(joint._stacks) < len(alone._stacks) == len(joint._batches)
+            assert_equal_to_the_bit(tensors(joint), tensors(alone))

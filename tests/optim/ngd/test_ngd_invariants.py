@@ -20,8 +20,8 @@ from ngd_tools import (
 from utils.optim.ngd import fisher
 from utils.optim.ngd.batched_fisher import (
     AxisBatch,
+    Product,
     norms,
-    precondition_,
     renew_multipliers_,
     update_,
 )
@@ -78,8 +78,9 @@ def test_the_root_is_that_of_a_dense_matrix():
         values, vectors = torch.linalg.eigh(f + 0.01 * f.trace() / length * torch.eye(length))
         x = torch.randn(7, length, generator=generator)
         expected = x.double() @ vectors @ torch.diag(values**-0.5) @ vectors.T
-        ours, _ = precondition_(x[None].clone(), axis, torch.empty(1, 7, length))
-        ours = ours[0].double()
+        product = Product(x[None].clone(), axis, torch.empty(1, 7, length))
+        product.take()
+        ours = product.result[0].double()
         cosine = (ours * expected).sum() / (ours.norm() * expected.norm())
         assert cosine > 1 - 1e-5, (length, rank)
 
@@ -118,7 +119,9 @@ def batch_of(
 def natural(gradients: torch.Tensor, axis: AxisBatch, learn=True) -> torch.Tensor:
     """Gradients (B, ..., D) preconditioned along the last axis and scaled; `axis` is updated."""
     x, norm = gradients.clone(), norms(gradients)
-    x, _ = precondition_(x, axis, torch.empty_like(x), norm if learn else None)
+    product = Product(x, axis, torch.empty_like(x))
+    product.take(norm if learn else None)
+    x = product.result
     x = x * (norm / norms(x)).view(-1, *[1] * (x.ndim - 1))
     if learn:
         update_([axis], None)
@@ -272,7 +275,7 @@ def noted_axes() -> list[AxisBatch]:
         stacked = {name: torch.stack([value] * 2) for name, value in new.items()}
         axis = AxisBatch(2, 4.0, 0.1, **stacked)
         renew_multipliers_([axis])
-        precondition_(x, axis, torch.empty_like(x), norms(x))
+        Product(x, axis, torch.empty_like(x)).take(norms(x))
         made.append(axis)
     return made
 

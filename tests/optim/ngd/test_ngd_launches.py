@@ -1,4 +1,5 @@
-"""How many kernels a step of NGD launches on a GPU, counted on a fake one."""
+"""How many kernels a step of NGD launches on a GPU, and how many operations the host dispatches,
+counted on a fake one."""
 
 import pytest
 import torch
@@ -19,12 +20,13 @@ def transformer() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "most", "most_with_update"),
     [
-        pytest.param(resnet50, 300, 900, marks=pytest.mark.slow),
-        pytest.param(transformer, 80, 350, marks=pytest.mark.slow),
+        pytest.param(resnet50, (220, 320), (810, 1200), marks=pytest.mark.slow),
+        pytest.param(transformer, (65, 80), (330, 480), marks=pytest.mark.slow),
     ],
     ids=["resnet50", "transformer"],
 )
 def test_launches_of_a_step(make, most, most_with_update):
+    """`most`: launches, and operations in all."""
     groups = build_optimizer("ngd", make(), lr=0.02, weight_decay=0.05).param_groups
     with fake_cuda():
         for group in groups:
@@ -38,6 +40,6 @@ def test_launches_of_a_step(make, most, most_with_update):
             with Launches() as launches:
                 optimizer.step()
             if step >= EARLY_UPDATES:
-                counted.append(launches.counts.total())
-    assert min(counted) <= most
-    assert max(counted) <= most_with_update
+                counted.append((launches.counts.total(), launches.calls))
+    for found, limits in ((min(counted), most), (max(counted), most_with_update)):
+        assert found[0] <= limits[0] and found[1] <= limits[1], found

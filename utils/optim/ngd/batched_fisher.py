@@ -90,84 +90,95 @@ def is_whole(fisher_rank: int, length: int) -> bool:
     return 2 * fisher_rank >= length
 
 
-def precondition_(
-    x: Tensor,
-    axis: AxisBatch,
-    other: Tensor | None,
-    gradient_norm: Tensor | None = None,
-    norm: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Multiplies the stacked gradients x (B, ...) by I - R'V along `axis`, without rescaling them.
+class Product:
+    """Multiplies stacked gradients x (B, ...) by I - R'V along `axis`, without rescaling them. Its
+    views of x are made once, since each costs the host as much time as a product.
 
     Args:
         other: memory like x, for the result where `axis.whole`; otherwise the result overwrites x.
-        gradient_norm: (B,) norms of the original gradients, if the axis is to be updated: then
-            x's scatter is stored in `axis.scatter`. It is that of x rescaled to the original norm,
-            so that the axes before this one affect only the direction.
-        norm: (B,) norms of x, where they are known.
 
-    Returns:
-        (result, the memory that is now unused)
+    Attributes:
+        result, unused: one of x and `other` each.
     """
-    tensors, _, length = axis.multiplier.shape
-    before, after = x.shape[1 : axis.dim].numel(), x.shape[axis.dim + 1 :].numel()
-    axis_last, multiplier = x.movedim(axis.dim, -1), axis.multiplier
-    # Copy x where repeating the matrices would take more memory than the gradients.
-    last, copied = after == 1, before > 1 and 1 < after < multiplier.shape[1]
-    if copied:
-        last, matrices = True, axis_last.reshape(tensors, -1, length)
-    else:
-        if last:
-            before, after = 1, before
-        matrices = x.view(tensors * before, *((after, length) if last else (length, after)))
-        if before > 1:
-            multiplier = multiplier.repeat_interleave(before, 0)
-    if not axis.whole:
-        basis = axis.basis if len(matrices) == tensors else axis.basis.repeat_interleave(before, 0)
-        h = matrices @ basis.mT if last else basis @ matrices
-    if gradient_norm is not None:
-        own, per_tensor = axis.own, len(matrices) // tensors
-        ours = slice(own.start * per_tensor, own.stop * per_tensor)
+
+    def __init__(self, x: Tensor, axis: AxisBatch, other: Tensor | None):
+        self.axis, (tensors, rows, length) = axis, axis.multiplier.shape
+        before, after = x.shape[1 : axis.dim].numel(), x.shape[axis.dim + 1 :].numel()
+        # Copy x where repeating the matrices would take more memory than the gradients.
+        self.copied = before > 1 and 1 < after < rows
+        self.last = self.copied or after == 1
+        self.per_tensor = 1 if self.last else before
+        many = (tensors, before * after, length)
+        self.shape = many if self.last else (tensors * before, length, after)
+        self.x, self.axis_last = x.view(tensors, -1), x.movedim(axis.dim, -1)
+        self.matrices = None if self.copied else x.view(self.shape)
+        self.out = other.view(self.shape) if axis.whole else None
+        swapped = axis.whole and not self.copied
+        self.result, self.unused = (other, x) if swapped else (x, other)
+
+    def take(self, gradient_norm: Tensor | None = None, norm: Tensor | None = None) -> None:
+        """Computes `result`.
+
+        Args:
+            gradient_norm: (B,) norms of the original gradients, if the axis is to be updated: then
+                x's scatter is stored in `axis.scatter`. It is that of x rescaled to the original
+                norm, so that the axes before this one affect only the direction.
+            norm: (B,) norms of x, where they are known.
+        """
+        axis, last, own = self.axis, self.last, self.axis.own
+        x = self.axis_last.reshape(self.shape) if self.matrices is None else self.matrices
+        multiplier = self._repeated(axis.multiplier)
+        if not axis.whole:
+            basis = self._repeated(axis.basis)
+            h = torch.bmm(x, basis.mT) if last else torch.bmm(basis, x)
+        if gradient_norm is not None:
+            ours = slice(own.start * self.per_tensor, own.stop * self.per_tensor)
+            own_x = part_of(x, ours)
+            if axis.whole:
+                product = torch.bmm(own_x.mT, own_x) if last else torch.bmm(own_x, own_x.mT)
+            elif last:
+                product = torch.bmm(part_of(h, ours).mT, own_x)
+            else:
+                product = _times_transposed(part_of(h, ours), own_x)
+            if self.per_tensor > 1:
+                product = product.view(-1, self.per_tensor, *product.shape[1:]).sum(1)
+            if axis.whole:
+                product = torch.bmm(part_of(axis.basis, own), product)
+            norm = norms(part_of(self.x, own)) if norm is None else part_of(norm, own)
+            rows = self.x.shape[1] / axis.basis.shape[2]
+            axis.scatter = Scatter(product, norm, part_of(gradient_norm, own), rows)
         if axis.whole:
-            product = (
-                matrices[ours].mT @ matrices[ours] if last else matrices[ours] @ matrices[ours].mT
-            )
-        elif last:
-            product = h[ours].mT @ matrices[ours]
+            factors = (x, multiplier) if last else (multiplier.mT, x)
+            x = torch.bmm(*factors, out=self.out)
         else:
-            product = _times_transposed(h[ours], matrices[ours])
-        if per_tensor > 1:
-            product = product.view(-1, per_tensor, *product.shape[1:]).sum(1)
-        if axis.whole:
-            product = axis.basis[own] @ product
-        norm = norms(x[own]) if norm is None else norm[own]
-        axis.scatter = Scatter(product, norm, gradient_norm[own], x[0].numel() / length)
-    if axis.whole:
-        factors = (matrices, multiplier) if last else (multiplier.mT, matrices)
-        matrices = torch.bmm(*factors, out=other.view(matrices.shape))
-        if not copied:
-            return other, x
-    else:
-        matrices.baddbmm_(*((h, multiplier) if last else (multiplier.mT, h)), alpha=-1)
-    if copied:
-        axis_last.copy_(matrices.view(axis_last.shape))
-    return x, other
+            x.baddbmm_(*((h, multiplier) if last else (multiplier.mT, h)), alpha=-1)
+        if self.copied:
+            self.axis_last.copy_(x.view(self.axis_last.shape))
+
+    def _repeated(self, matrices: Tensor) -> Tensor:
+        return matrices.repeat_interleave(self.per_tensor, 0) if self.per_tensor > 1 else matrices
+
+
+def part_of(tensor: Tensor, part: slice) -> Tensor:
+    """tensor[part], without an operation where that is all of it."""
+    return tensor if (part.start, part.stop) == (0, len(tensor)) else tensor[part]
 
 
 def _times_transposed(h: Tensor, x: Tensor) -> Tensor:
     """h x', (B, r, D)"""
     if len(x) > 1:
-        return h @ x.mT
-    return (x @ h.mT).mT.contiguous()  # ten times faster for one matrix where inputs are rounded
+        return torch.bmm(h, x.mT)
+    # Ten times faster for one matrix where inputs are rounded.
+    return torch.bmm(x, h.mT).mT.contiguous()
 
 
 def norms(x: Tensor) -> Tensor:
     """(B, ...) -> (B,)"""
-    return torch.linalg.vector_norm(x.reshape(len(x), -1), dim=1)
+    return torch.linalg.vector_norm(x.flatten(1), dim=1)
 
 
 def update_(axes: list[AxisBatch], left_out: Tensor | None) -> None:
-    """Updates all axes, each for its `own` tensors, with the scatters from `precondition_`.
+    """Updates all axes, each for its `own` tensors, with the scatters from `Product`.
 
     Args:
         left_out: () bool; where true, nothing changes.
@@ -209,7 +220,9 @@ class _Joined:
         counts = [part.stop - part.start for _, part in ordered]
         self.layout = Layout(shapes, counts, axes[0].rest.device)
         # Views of the axes' own.
-        self._of_axes = [[getattr(axis, name)[part] for axis, part in ordered] for name in FISHER]
+        self._of_axes = [
+            [part_of(getattr(axis, name), part) for axis, part in ordered] for name in FISHER
+        ]
         basis, spectrum, rest = self._of_axes
         self.basis = self.layout.to_shapes(basis)
         self.spectrum = self.layout.to_sizes(self.layout.to_shapes(spectrum))
@@ -236,13 +249,13 @@ class _Joined:
         for each, *factors in zip(y, layout.cut(inner), self.basis, strict=True):
             each.baddbmm_(*factors, beta=eta)  # R T
 
-        z = layout.to_sizes([each @ each.mT for each in y])
+        z = layout.to_sizes([torch.bmm(each, each.mT) for each in y])
         roots = layout.cut([inverse_root(each) for each in z])
-        bases = [root @ each for root, each in zip(roots, y, strict=True)]
-        near_eye = layout.to_sizes([basis @ basis.mT for basis in bases])
+        bases = [*map(torch.bmm, roots, y)]
+        near_eye = layout.to_sizes([torch.bmm(basis, basis.mT) for basis in bases])
         roots = layout.cut([polish(each) for each in near_eye])
-        bases = [root @ basis for root, basis in zip(roots, bases, strict=True)]
-        spectra = [basis @ each.mT for basis, each in zip(bases, y, strict=True)]
+        bases = [*map(torch.bmm, roots, bases)]
+        spectra = [torch.bmm(basis, each.mT) for basis, each in zip(bases, y, strict=True)]
         spectra = layout.to_sizes(spectra)
 
         rest = layout.times(shift, [length for _, length in layout.shapes])
@@ -303,9 +316,9 @@ class _Joined:
             middle.masked_fill_(own, 0.0)
         values = []
         for middle, basis in zip(layout.cut(middles), self.basis, strict=True):
-            value = middle @ basis
+            value = torch.bmm(middle, basis)
             if is_whole(*basis.shape[1:]):
-                value = (basis.mT @ value).neg_()
+                value = torch.bmm(basis.mT, value).neg_()
                 add_to_diagonal_(value, 1)
             values.append(value)
         torch._foreach_copy_([axis.multiplier for axis in self.axes], layout.to_axes(values))
@@ -331,4 +344,4 @@ def _inverse(matrices: Tensor) -> Tensor:
     factor = torch.linalg.cholesky_ex(matrices).L
     eye = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
     root = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
-    return root.mT @ root
+    return torch.bmm(root.mT, root)

@@ -46,9 +46,9 @@ def to_polar_factor(z: Tensor, polynomials) -> Tensor:
     for number, (a, b, c) in enumerate(polynomials):
         bracket = torch.baddbmm(z, z, z, beta=b, alpha=c)
         add_to_diagonal_(bracket, a)
-        root = bracket if root is None else bracket @ root
+        root = bracket if root is None else torch.bmm(bracket, root)
         if number + 1 < len(polynomials):
-            z = bracket @ z @ bracket
+            z = torch.bmm(torch.bmm(bracket, z), bracket)
     return root
 
 
@@ -70,4 +70,4 @@ def polish(z: Tensor) -> Tensor:
 def polished_root(z: Tensor) -> Tensor:
     """Z^-1/2 of symmetric positive definite matrices (B, r, r), to rounding error."""
     root = inverse_root(z)
-    return polish(root @ z @ root) @ root
+    return torch.bmm(polish(torch.bmm(torch.bmm(root, z), root)), root)

@@ -56,7 +56,10 @@ class Layout:
             for batch, size in zip(of_sizes, dict.fromkeys(self.sizes), strict=True)
             for part in batch.split(self._counts_of(size))
         ]
-        return [part[:, :r, :r] for part, (r, _) in zip(parts, self.shapes, strict=True)]
+        return [
+            part if part.shape[-1] == r else part[:, :r, :r]
+            for part, (r, _) in zip(parts, self.shapes, strict=True)
+        ]
 
     def for_shapes(self, numbers: Tensor) -> tuple[Tensor, ...]:
         """(B,) -> (B', 1, 1) for each shape."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -13,6 +15,7 @@ from ..multi_tensor import Flags, is_expanded, loss_of
 from .batch import AdamParameters, Batch, is_plain, kind_of
 from .batched_fisher import FISHER, AxisBatch, renew_multipliers_, update_
 from .shares import Shares, shares_of
+from .stack import Stack, in_stacks
 
 AXES = ("all", "channels")
 NORMS = ("gradient", "fixed")
@@ -142,9 +145,11 @@ class NGD(Optimizer):
         }  # fmt: skip
         self._exchange = exchange or Exchange()
         self._batches: list[Batch] = []
+        self._stacks: list[Stack] = []
         self._adams: list[AdamParameters] = []
         self._shares: list[Shares] = []
         self._signature: tuple | None = None
+        self._held: list[Tensor] = []  # the tensors of the state after `_gather`
         super().__init__(params, settings)
 
     def add_param_group(self, param_group: dict) -> None:
@@ -156,7 +161,7 @@ class NGD(Optimizer):
         for group in self.param_groups:  # of another optimizer, or of an older version of this
             for name in self.defaults.keys() - {"differentiable"}:  # PyTorch's own
                 group.setdefault(name, self.defaults[name])
-        self._batches, self._adams, self._signature = [], [], None
+        self._batches, self._stacks, self._adams, self._signature = [], [], [], None
 
     def load_state_dict(self, state_dict: dict) -> None:
         super().load_state_dict(state_dict)
@@ -198,18 +203,13 @@ class NGD(Optimizer):
 
     def _step(self) -> None:
         self._gather()
-        for parameters in self._adams:
+        stepped: list[AdamParameters | Stack] = [*self._adams, *self._stacks]
+        for parameters in stepped:
             parameters.step_(Flags.of(self, parameters.device))
         due: dict[tuple, list[Batch]] = {}
         for batch in self._batches:
-            flags = Flags.of(self, batch.device)
-            if batch.is_plain:
-                batch.descend(batch.gradients(), flags)
-            else:
-                memory, other = self._workspaces[batch.device, batch.dtype]
-                batch.descend(batch.precondition(memory, other, flags), flags)
-                if batch.updates_now:
-                    due.setdefault(batch.together, []).append(batch)
+            if batch.updates_now and not batch.is_plain:
+                due.setdefault(batch.together, []).append(batch)
         for (device, *_), batches in due.items():
             axes = [axis for batch in batches for axis in batch.axes if axis.is_ours]
             update_(axes, Flags.of(self, device).left_out)
@@ -224,8 +224,9 @@ class NGD(Optimizer):
             settings.append([group["momentum"] > 0] + [group[name] for name in _OF_BATCHES])
             present += [(number, p) for p in group["params"] if p.grad is not None]
         signature = [(number, id(p), p.stride()) for number, p in present], settings
-        gathered: list[Batch | AdamParameters] = [*self._batches, *self._adams]
-        if signature == self._signature and all(each.is_of(self.state) for each in gathered):
+        if signature == self._signature and all(
+            one is other for one, other in zip_longest(self._held, self._tensors_of(present))
+        ):
             if any([batch.follow_settings() for batch in self._batches]):
                 self._renew_multipliers()
             return
@@ -258,18 +259,23 @@ class NGD(Optimizer):
         ]
         self._shares = shares_of(self._batches, self._exchange)
         self._renew_multipliers()
-        self._signature = signature
-        # Memory for the stacked gradients of one batch after another, before and after a product;
+        # Memory for the stacked gradients of one stack after another, before and after a product;
         # kept, since fresh memory is slow.
-        sizes: dict[tuple, list[int]] = {}
+        self._stacks, self._workspaces = [], []
+        kinds: dict[tuple, list[Batch]] = {}
         for batch in self._batches:
-            pair = sizes.setdefault((batch.device, batch.dtype), [0, 0])
-            pair[0] = max(pair[0], batch.size)
-            pair[1] = max(pair[1], batch.size if batch.needs_second_buffer else 0)
-        self._workspaces = {
-            (device, dtype): [torch.empty(size, device=device, dtype=dtype) for size in pair]
-            for (device, dtype), pair in sizes.items()
-        }
+            kinds.setdefault((batch.device, batch.dtype), []).append(batch)
+        for (device, dtype), batches in kinds.items():
+            stacks = in_stacks(batches)
+            sizes = (max(sum(b.sizes[i] for b in stack) for stack in stacks) for i in (0, 1))
+            pair = [torch.empty(size, device=device, dtype=dtype) for size in sizes]
+            self._workspaces += pair
+            self._stacks += [Stack(stack, self.state, *pair) for stack in stacks]
+        self._signature, self._held = signature, self._tensors_of(present)
+
+    def _tensors_of(self, present: list[tuple[int, Tensor]]) -> list[Tensor]:
+        of_each = (self.state[parameter].values() for _, parameter in present)
+        return [value for values in of_each for value in values if isinstance(value, Tensor)]
 
     def _renew_multipliers(self) -> None:
         """As the updates do, those together that update together: on a GPU the rounding of a matrix
