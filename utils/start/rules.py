@@ -145,6 +145,28 @@ _SMALL_PICTURES = Rule(
     {"image_size": SMALL}, "on a CPU larger pictures take minutes for each epoch",
     lambda facts, machine: facts.size > SMALL and not machine.gpu, ("pretrained",),
 )  # fmt: skip
+
+
+def _fine_tuned(lr: float) -> tuple[Rule, ...]:
+    """Rules for all of a published network."""
+    return (
+        Rule(
+            {"image_size": SIDE}, "nearer to the pictures that it has seen",
+            lambda facts, machine: facts.size <= SMALL, ("pretrained",),
+        ),
+        Rule(
+            {"optimizer": "adamw", "lr": lr, "head_lr": 0.003, "sched": "cosine"},
+            "what has been learned changes little", but=OPTIMIZER,
+        ),
+        Rule({"label_smoothing": 0.1}, "a little more accurate", but=("loss",)),
+        *_by_samples(
+            {1000: {"epochs": 20}, FEW: {"epochs": 10}, ALL: {"epochs": 5}},
+            "more change little", but=("max_steps",),
+        ),
+        Rule({"batch_size": 32}, "few samples need small batches, for enough steps"),
+    )  # fmt: skip
+
+
 # Those below win over those above.
 RULES = {
     "pictures": (
@@ -189,28 +211,14 @@ RULES = {
             "few samples need small batches, for enough steps",
         ),
     ),
-    "pretrained": (
-        Rule(
-            {"image_size": SIDE}, "nearer to the pictures that it has seen",
-            lambda facts, machine: facts.size <= SMALL,
-        ),
-        Rule(
-            {"optimizer": "adamw", "lr": 2e-4, "head_lr": 0.003, "sched": "cosine"},
-            "what has been learned changes little", but=OPTIMIZER,
-        ),
-        Rule({"label_smoothing": 0.1}, "a little more accurate", but=("loss",)),
-        *_by_samples(
-            {1000: {"epochs": 20}, FEW: {"epochs": 10}, ALL: {"epochs": 5}},
-            "more change little", but=("max_steps",),
-        ),
-        Rule({"batch_size": 32}, "few samples need small batches, for enough steps"),
-    ),
+    "pretrained": _fine_tuned(2e-4),
+    "network": _fine_tuned(5e-4),
     "features": (
         Rule(
             {"freeze_backbone": True, "crop_padding": 0, "hflip": 0},
             "each picture is read once, and its features are kept",
         ),
-        Rule({"image_size": SIDE}, "larger pictures take longer, and say little more"),
+        Rule({"image_size": SIDE}, "larger ones take longer", but=("pretrained",)),
         Rule(
             {"optimizer": "adamw", "lr": 0.001, "weight_decay": 0.5, "sched": "cosine"},
             "for a head alone", but=OPTIMIZER,
@@ -282,13 +290,13 @@ def kind_of(
         name = find_encoder(facts.english) if is_open else None
         return (kind, {}) if name is None else ("encoders", {"model": name})
     if "pretrained" in given:
-        return "pretrained", {}
+        return "features" if "freeze_backbone" in given else "pretrained", {}
     if OF_NETWORKS - {"width"} & {*given}:
         return kind, {}
     is_open = "width" not in given and (facts.size > SMALL or facts.train <= FEW_SMALL)
     if is_open and is_on_hub(f"timm/{NETWORK}") and machine.reads(facts):
         published: dict[str, object] = {"model": NETWORK, "pretrained": "published"}
-        return "pretrained" if machine.gpu else "features", published
+        return "network" if machine.gpu else "features", published
     return kind if machine.gpu else "pictures on a CPU", {}
 
 
@@ -304,6 +312,6 @@ def lacking(kind: str, facts: Facts, given: Collection[str]) -> str | None:
         return (
             "with so few or large pictures a network that has seen others is more accurate, if "
             "there is time: where there is a network, it is fetched, else name its folder by "
-            "--model local-dir:FOLDER --pretrained"
+            "--model local-dir:FOLDER --pretrained --freeze_backbone"
         )
     return None
