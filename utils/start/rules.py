@@ -53,8 +53,10 @@ class Machine:
         return (facts.train + facts.test) / _pictures_a_second(self.gpu) < 0.5 * self.seconds
 
     def pace(self, facts: Facts) -> float:
-        """Seconds of a core for each training sample."""
-        return float("inf") if self.seconds is None else self.seconds * self.cores / facts.train
+        """Seconds of a core for each training picture, as if it had 32 pixels a side."""
+        if self.seconds is None:
+            return float("inf")
+        return self.seconds * self.cores / facts.train * (32 / min(facts.size, SMALL)) ** 2
 
 
 def _pictures_a_second(gpu: bool) -> float:
@@ -113,18 +115,29 @@ def _has_time(facts: Facts, machine: Machine) -> bool:
     return machine.finishes(facts, 1, 0.7)
 
 
+# Of the small network on a CPU: wider and in larger batches, the more of the time each picture has.
+LITTLE, MUCH = 0.006, 0.02  # `Machine.pace`
+
+
 def _width(facts: Facts, machine: Machine) -> int:
-    """Of the small network: as wide as it can be and see the pictures often enough."""
     pace = machine.pace(facts)
-    wide = 48 if facts.train > 20000 and pace >= 0.02 else 32
-    return 16 if pace < 0.006 else wide
+    return 24 if pace < LITTLE else 48 if pace >= MUCH and facts.train > 2000 else 32
 
 
-def _width_rule(width: int) -> Rule:
-    return Rule(
-        {"width": width}, "as wide as there is time for",
-        lambda facts, machine: _width(facts, machine) == width,
-    )  # fmt: skip
+def _batch(facts: Facts, machine: Machine) -> int:
+    if facts.train <= 20000:
+        return 32 if facts.train <= 1000 else 128
+    pace = machine.pace(facts)
+    return 125 if pace < LITTLE else 250 if pace < MUCH else 500
+
+
+def _by_pace(of: Callable, name: str, values: tuple[int, ...], why: str) -> tuple[Rule, ...]:
+    """A rule for each value of a setting that `of` gives."""
+
+    def gives(value: int) -> Callable[[Facts, Machine], bool]:
+        return lambda facts, machine: of(facts, machine) == value
+
+    return tuple(Rule({name: value}, why, gives(value)) for value in values)
 
 
 ALL = 1 << 62
@@ -192,7 +205,7 @@ RULES = {
     ),
     "pictures on a CPU": (
         Rule({"depth": 8}, "of all it learns most in minutes, from small pictures"),
-        *map(_width_rule, (16, 32, 48)),
+        *_by_pace(_width, "width", (24, 32, 48), "as wide as there is time for"),
         _SMALL_PICTURES,
         Rule(
             {
@@ -206,9 +219,8 @@ RULES = {
             but=("loss",),
         ),
         Rule({"alternate_flips": True, "crop_padding": 2}, "they vary just enough"),
-        *_by_samples(
-            {1000: {"batch_size": 32}, 20000: {"batch_size": 128}, ALL: {"batch_size": 250}},
-            "few samples need small batches, for enough steps",
+        *_by_pace(
+            _batch, "batch_size", (32, 125, 128, 250, 500), "for enough steps in the time"
         ),
     ),
     "pretrained": _fine_tuned(2e-4),
