@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fused_tools import assert_close, found, pair
+from launches import Launches
 from torch import nn
 from torch.func import functional_call
 
@@ -177,6 +178,33 @@ def test_a_network_equals_the_plain_one_to_the_bit(options, autocast):
             results.append(found(model, pictures(size=size, order=order), DIRECTION))
     for name, tensor in results[0].items():
         assert torch.equal(tensor, results[1][name]), name
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_are_cast_once_in_a_pass(mode):
+    """All together, and their gradients by blocks, whichever weights the pass finds: of an average
+    in their place, of a frozen stage, of a convolution that is exchanged."""
+    results = []
+    for model in networks(18, mode=mode):
+        fused = getattr(model, "fused", "none") != "none"
+        results.append({})
+        for number, change in enumerate((
+            lambda m: None,
+            lambda m: [setattr(p, "data", p.data * 0.9) for p in m.parameters()],
+            lambda m: m.layer2.requires_grad_(False),
+            lambda m: setattr(m.layer3[0], "conv1", copy.deepcopy(m.layer3[0].conv1)),
+        )):  # fmt: skip
+            change(model)
+            with torch.autocast("cpu", torch.bfloat16), Launches() as launches:
+                seen = found(model, pictures(seed=number), DIRECTION)
+            results[-1] |= {f"{number}/{name}": t for name, t in seen.items() if t is not None}
+            if fused:
+                frozen = 2 if number >= 2 else 0  # blocks
+                assert launches.counts["_foreach_copy_"] == 1 + 8 + 1 - frozen
+    plain, ours = results
+    assert plain.keys() == ours.keys()
+    for name, tensor in plain.items():
+        assert torch.equal(tensor, ours[name]), name
 
 
 def test_bf16_is_as_close_to_float64_as_the_plain_one():

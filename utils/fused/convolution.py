@@ -15,6 +15,7 @@ the next convolution's input.
               together in the backward pass, and freed together.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -52,12 +53,24 @@ class ConvNorm(NamedTuple):
 
 class Chain:
     """Passed from block to block within one forward pass: remembers the previous block's output,
-    so that the next block can have it recomputed instead of saving it."""
+    so that the next block can have it recomputed instead of saving it, and casts the weights of
+    `convolutions` together under autocast. Weights that FSDP has yet to gather are cast by their
+    blocks."""
 
-    def __init__(self):
+    def __init__(self, convolutions: Iterable[nn.Conv2d] = ()):
         self.output: Tensor | None = None
         self.version = 0
         self.scratch = Scratch()
+        self.cast_weights: dict = {}  # {weight: in the dtype of autocast}
+        weights = [c.weight for c in convolutions if not hasattr(c.weight, "to_local")]
+        if weights and torch.is_autocast_enabled(device := weights[0].device.type):
+            cast = cast_together(weights, [torch.get_autocast_dtype(device)] * len(weights))
+            self.cast_weights = dict(zip(weights, cast, strict=True))
+
+    def cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """A convolution's weight or bias in this dtype."""
+        cast = self.cast_weights.get(tensor, tensor)
+        return cast if cast.dtype == dtype else tensor.to(dtype)
 
     def record(self, y: Tensor) -> None:
         self.output, self.version = y, y._version
@@ -75,6 +88,19 @@ class Chain:
     def end(self) -> None:
         self.output = None
         self.scratch.clear()
+
+
+@torch.no_grad()
+def cast_together(tensors: list, dtypes: list) -> list:
+    """Each tensor in its dtype, by one operation; None stays."""
+    cast = [
+        t if t is None or t.dtype == dtype else torch.empty_like(t, dtype=dtype)
+        for t, dtype in zip(tensors, dtypes, strict=True)
+    ]
+    changed = [(to, t) for to, t in zip(cast, tensors, strict=True) if to is not t]
+    if changed:
+        torch._foreach_copy_(*map(list, zip(*changed, strict=True)))
+    return cast
 
 
 class Scratch:
@@ -127,7 +153,7 @@ def fused_block(
     chain = chain or Chain()
     tensors = [tensor for unit in units for tensor in unit.tensors]
     with torch.autocast(device, enabled=False):
-        y = _Block.apply(plan, chain.producer(x), chain.scratch, path_mask, x, *tensors)
+        y = _Block.apply(plan, chain.producer(x), chain, path_mask, x, *tensors)
     chain.record(y)
     return y
 
@@ -208,13 +234,13 @@ class _Block(torch.autograd.Function):
     saved."""
 
     @staticmethod
-    def forward(ctx, plan: BlockPlan, producer, scratch: Scratch, path_mask, x: Tensor, *tensors):
-        units, depth = plan.units, plan.depth
+    def forward(ctx, plan: BlockPlan, producer, chain: Chain, path_mask, x: Tensor, *tensors):
+        units, depth, scratch = plan.units, plan.depth, chain.scratch
         all_c, norm_values, relu_outputs, a, used = [], [], [], x, list(tensors)
         for index, unit in enumerate(units):
             a = x if index == depth else a
             of_conv = slice(4 * index, 4 * index + 2)
-            used[of_conv] = [None if t is None else t.to(x.dtype) for t in used[of_conv]]
+            used[of_conv] = [t if t is None else chain.cast(t, x.dtype) for t in used[of_conv]]
             c = _convolve(unit.conv, a, *used[of_conv])
             statistics, scale, shift = normalization(unit.norm, c)
             all_c.append(c)
@@ -260,11 +286,9 @@ class _Block(torch.autograd.Function):
             """Gradient of a, the convolution's input, plus `add_to`."""
             needed = needs_a, *needs[4 * index : 4 * index + 2]
             weight, bias, *_ = saved.tensors(index)
-            grad_a, *of_conv = _convolution_backward(
+            grad_a, *grads[4 * index : 4 * index + 2] = _convolution_backward(
                 units[index].conv, grad_c, a, weight, bias, needed, add_to
             )
-            for number, value in enumerate(of_conv, 4 * index):
-                grads[number] = None if value is None else value.to(ctx.dtypes[number])
             return grad_a
 
         y, ctx.recomputed = _block_output(ctx), None
@@ -303,7 +327,7 @@ class _Block(torch.autograd.Function):
                 grad_x = convolution_backward(depth, grad_c, x, needs_x, grad_x)
         if ctx.producer is None:
             ctx.scratch.clear()
-        return None, None, None, None, grad_x, *grads
+        return None, None, None, None, grad_x, *cast_together(grads, ctx.dtypes)
 
 
 class _Saved:

@@ -218,15 +218,16 @@ class ResNet(nn.Module):
             inputs, rates = (width << index) * block.expansion, rates[blocks:]
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(inputs, classes)
+        self.convolutions = [m for m in self.modules() if isinstance(m, nn.Conv2d)]
+        for conv in self.convolutions:
+            nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
         for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            elif zero_init_residual and isinstance(module, block):
+            if zero_init_residual and isinstance(module, block):
                 _, last_norm = module.units()[-1]
                 nn.init.zeros_(last_norm.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        chain = Chain() if is_fused(self, self.fc.weight) else None
+        chain = Chain(self.convolutions) if is_fused(self, self.fc.weight) else None
         if isinstance(self.conv1, WhitenedStem):
             x = self.conv1(x)
         elif chain is not None:

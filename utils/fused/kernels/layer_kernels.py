@@ -14,8 +14,9 @@ from torch import Tensor
 from . import ceil_div, power_of_2
 
 BLOCK = 1024  # elements per program of an elementwise kernel
-TILE = 2048  # elements that a program holds at a time in a sum over rows
+TILE = 1024  # elements that a program holds at a time in a sum over rows
 PROGRAMS = 512  # at most so many divide such a sum
+STAGES = tl.constexpr(3)  # tiles in flight, the one that is computed included
 ROOT_HALF, ROOT_2_PI = tl.constexpr(0.5**0.5), tl.constexpr((2 * torch.pi) ** -0.5)
 
 
@@ -196,7 +197,7 @@ def _norm_backward(
     weight = tl.load(scale + column, mask=real, other=0).to(tl.float32)
     grad_scale = tl.zeros((ROWS, BLOCK), tl.float32)
     grad_shift = tl.zeros((ROWS, BLOCK), tl.float32)
-    for start in range(first * ROWS, rows, programs * ROWS):
+    for start in tl.range(first * ROWS, rows, programs * ROWS, num_stages=STAGES):
         row = start + tl.arange(0, ROWS)
         inside = (row[:, None] < rows) & real[None, :]
         at = row[:, None].to(tl.int64) * width + column[None, :]
