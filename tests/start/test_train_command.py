@@ -52,7 +52,7 @@ def test_pictures(stands_for, capsys):
     assert said[-1] == f"python {entry}.py {shlex.join(words)}"
     assert entry == "resnet50_test" and words[-4:] == ["--batch-size", "7", "--epochs", "3"]
     assert value(words, "--dataset") == "shapes" and value(words, "--optimizer") == "muon"
-    assert value(words, "--depth") == "8" and value(words, "--width") == "48"
+    assert value(words, "--depth") == "8" and value(words, "--width") == "32"
     assert "--batch_size" not in words and "--time_budget" not in words
 
 
@@ -125,7 +125,7 @@ def test_pictures_with_a_network(stands_for, monkeypatch, capsys):
     ("train", "seconds", "width", "batch"),
     [
         (50_000, 60, 24, 125), (50_000, 300, 32, 250), (50_000, 600, 48, 500),
-        (5000, 60, 48, 128), (600, 60, 32, 32), (10**6, None, 48, 500),
+        (5000, 60, 32, 128), (600, 60, 32, 32), (10**6, None, 48, 500),
     ],
 )  # fmt: skip
 def test_a_network_is_as_wide_as_there_is_time_for(train, seconds, width, batch):

@@ -7,11 +7,15 @@ from torch import Tensor, nn
 
 
 @torch.no_grad()
-def cast_together(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
-    """Each in its dtype; for a GPU one operation."""
-    cast = [torch.empty_like(t, dtype=dtype) for t, dtype in zip(tensors, dtypes, strict=True)]
-    if cast:
-        torch._foreach_copy_(cast, tensors)
+def cast_together(tensors: Sequence, dtypes: Sequence[torch.dtype]) -> list:
+    """Each tensor in its dtype, for a GPU by one operation; None stays."""
+    cast = [
+        t if t is None or t.dtype == dtype else torch.empty_like(t, dtype=dtype)
+        for t, dtype in zip(tensors, dtypes, strict=True)
+    ]
+    changed = [(to, t) for to, t in zip(cast, tensors, strict=True) if to is not t]
+    if changed:
+        torch._foreach_copy_(*map(list, zip(*changed, strict=True)))
     return cast
 
 

@@ -35,6 +35,7 @@ from .batch_norm import (
     statistics_exchange,
     uses_batch_statistics,
 )
+from .cast import cast_together
 
 aten = torch.ops.aten
 PRODUCTS_ON = ("cuda",)  # see _is_product; the tests add "cpu"
@@ -88,19 +89,6 @@ class Chain:
     def end(self) -> None:
         self.output = None
         self.scratch.clear()
-
-
-@torch.no_grad()
-def cast_together(tensors: list, dtypes: list) -> list:
-    """Each tensor in its dtype, by one operation; None stays."""
-    cast = [
-        t if t is None or t.dtype == dtype else torch.empty_like(t, dtype=dtype)
-        for t, dtype in zip(tensors, dtypes, strict=True)
-    ]
-    changed = [(to, t) for to, t in zip(cast, tensors, strict=True) if to is not t]
-    if changed:
-        torch._foreach_copy_(*map(list, zip(*changed, strict=True)))
-    return cast
 
 
 class Scratch:

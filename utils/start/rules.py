@@ -121,7 +121,7 @@ LITTLE, MUCH = 0.006, 0.02  # `Machine.pace`
 
 def _width(facts: Facts, machine: Machine) -> int:
     pace = machine.pace(facts)
-    return 24 if pace < LITTLE else 48 if pace >= MUCH and facts.train > 2000 else 32
+    return 24 if pace < LITTLE else 48 if pace >= MUCH and facts.train > 20000 else 32
 
 
 def _batch(facts: Facts, machine: Machine) -> int:
