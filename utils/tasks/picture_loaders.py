@@ -10,6 +10,7 @@ import torch
 
 from ..data.images.dali import DaliReader
 from ..data.images.image_data import PictureSplit
+from ..data.images.loader import Normalize
 from ..data.loader import Loader
 from ..data.workers import WorkerPool
 from ..errors import UserError
@@ -68,9 +69,8 @@ class ImageTask(Task):
         index = np.linspace(0, len(split) - 1, most).round().astype(int)
         rows = index if split.rows is None else split.rows[index]
         pictures = torch.from_numpy(np.stack([split.picture(row) for row in rows.tolist()]))
-        mean, std = (torch.tensor(each) for each in (self.card.mean, self.card.std))
-        normalised = (pictures.view(-1, height, width, channels) / 255 - mean) / std
-        return normalised.permute(0, 3, 1, 2).contiguous()
+        normalize = Normalize(self.card.mean, self.card.std, width, torch.device("cpu"), False)
+        return normalize(pictures.view(-1, height, width, channels))
 
 
 def make_loaders(
