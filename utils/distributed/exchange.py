@@ -19,6 +19,7 @@ from .ordered_sum import Message, Step
 
 # In seconds, between two looks of a rank that waits for a cache at whether it is there.
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0
+TELLS_S = 2.0  # in which a rank that has failed says why; once another one ends, it may be killed
 TURNS = itertools.count()  # calls of `in_turn` in this process; names their keys in the store
 
 
@@ -174,6 +175,7 @@ def _wait_for(store: dist.Store, key: str, failed: str) -> None:
     while not store.check([key]):
         if store.check([failed]):
             rank = store.get(failed).decode()
+            time.sleep(TELLS_S)
             raise UserError(f"process {rank} has failed, and its last lines say why")
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
