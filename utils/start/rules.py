@@ -245,6 +245,11 @@ RULES = {
             but=("layers", "dim", "pretrained"),
         ),
         Rule(
+            {"tokenizer": "basic_english"}, "so few texts teach whole words alone",
+            lambda facts, machine: facts.train <= 1000 and facts.english,
+            ("vocab_size", "min_freq", "vocab", "pretrained"),
+        ),
+        Rule(
             {"dropout": 0.4, "token_dropout": 0.6}, "so few texts are learned by heart without it",
             lambda facts, machine: facts.train <= 50_000,
         ),
