@@ -258,8 +258,12 @@ RULES = {
             "more accurate than AdamW in as many epochs", but=OPTIMIZER,
         ),
         *_by_samples(
-            {1000: {"batch_size": 16}, 8000: {"batch_size": 32}, ALL: {"batch_size": 64}},
+            {1000: {"batch_size": 16}, FEW: {"batch_size": 32}, ALL: {"batch_size": 64}},
             "few samples need small batches, for enough steps",
+        ),
+        *_by_samples(
+            {1000: {"epochs": 60}, FEW: {"epochs": 12}, ALL: {"epochs": 10}},
+            "after more they are known by heart", but=("max_steps",),
         ),
     ),
     "encoders": (
