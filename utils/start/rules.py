@@ -332,7 +332,7 @@ def lacking(kind: str, facts: Facts, given: Collection[str]) -> str | None:
     if kind == "pictures on a CPU" and few and "width" not in given:
         return (
             "with so few or large pictures a network that has seen others is more accurate, if "
-            "there is time: where there is a network, it is fetched, else name its folder by "
-            "--model local-dir:FOLDER --pretrained --freeze_backbone"
+            "there is time: with internet access it is fetched, else name its folder by "
+            f"--model local-dir:FOLDER --pretrained --freeze_backbone --image_size {SIDE}"
         )
     return None
