@@ -138,6 +138,11 @@ def test_a_network_is_as_wide_as_there_is_time_for(train, seconds, width, batch)
 def test_what_the_user_gives_wins(stands_for):
     words = stands_for("shapes --ngd --max_steps 5")[1]
     assert {"--optimizer", "--lr", "--time_budget"}.isdisjoint(words)
+    for flags in ("--hflip 0", "--crop resized", "--mixup auto", "--optimizer sgd", "--width 16"):
+        entry, words = stands_for(f"shapes --device cpu {flags}")
+        noted: list[str] = []
+        parse(importlib.import_module(entry).Settings, words, "", noted.append)
+        assert noted == []
     words = stands_for("shapes --lr 0.5 --time 1m")[1]
     assert value(words, "--lr") == "0.5" and "--optimizer" not in words
 

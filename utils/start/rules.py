@@ -152,7 +152,7 @@ BEFORE = {  # why a published model is taken
     "pictures": "it has seen others, and needs fewer of yours",
     "texts": "it has read before, and needs fewer texts",
 }
-# What it is about if the user says which network.
+# Settings of the user that say which network.
 OF_NETWORKS = {"model", "depth", "width", "stem", "zero_init_residual", "freeze_backbone"}
 _SMALL_PICTURES = Rule(
     {"image_size": SMALL}, "on a CPU larger pictures take minutes for each epoch",
@@ -218,7 +218,8 @@ RULES = {
             {"label_smoothing": 0.2}, "a little more accurate, and less sure of mistakes",
             but=("loss",),
         ),
-        Rule({"alternate_flips": True, "crop_padding": 2}, "they vary just enough"),
+        Rule({"alternate_flips": True}, "each picture is seen from both sides", but=("hflip",)),
+        Rule({"crop_padding": 2}, "they vary just enough", but=("crop",)),
         *_by_pace(
             _batch, "batch_size", (32, 125, 128, 250, 500), "for enough steps in the time"
         ),
@@ -228,7 +229,7 @@ RULES = {
     "features": (
         Rule(
             {"freeze_backbone": True, "crop_padding": 0, "hflip": 0},
-            "each picture is read once, and its features are kept",
+            "each picture is read once, and its features are kept", but=("alternate_flips",),
         ),
         Rule({"image_size": SIDE}, "larger ones take longer", but=("pretrained",)),
         Rule(
@@ -307,15 +308,15 @@ def kind_of(
             return "encoders", {}
         # Of many texts a Transformer learns as much from nothing.
         reads = facts.train <= FEW and machine.finishes(facts, 1 / READS, 0.5)
-        is_open = not OF_OTHERS & {*given} and (reads or _has_time(facts, machine))
-        name = find_encoder(facts.english) if is_open else None
+        is_free = not OF_OTHERS & {*given} and (reads or _has_time(facts, machine))
+        name = find_encoder(facts.english) if is_free else None
         return (kind, {}) if name is None else ("encoders", {"model": name})
     if "pretrained" in given:
         return "features" if "freeze_backbone" in given else "pretrained", {}
     if OF_NETWORKS - {"width"} & {*given}:
         return kind, {}
-    is_open = "width" not in given and (facts.size > SMALL or facts.train <= FEW_SMALL)
-    if is_open and is_on_hub(f"timm/{NETWORK}") and machine.reads(facts):
+    is_free = "width" not in given and (facts.size > SMALL or facts.train <= FEW_SMALL)
+    if is_free and is_on_hub(f"timm/{NETWORK}") and machine.reads(facts):
         published: dict[str, object] = {"model": NETWORK, "pretrained": "published"}
         return "network" if machine.gpu else "features", published
     return kind if machine.gpu else "pictures on a CPU", {}
