@@ -39,7 +39,7 @@ install-all: $(VENV)/.installed-dev
 
 demo: $(VENV)/.installed
 	$(BIN)/python benchmarks/demo_pictures.py data/demo_pictures
-	$(BIN)/python train.py data/demo_pictures --time 1m
+	HF_HUB_OFFLINE=1 $(BIN)/python train.py data/demo_pictures --time 1m
 
 demo-text: $(VENV)/.installed
 	$(BIN)/python transformer_test.py --config recipes/headlines_demo.yaml

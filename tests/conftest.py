@@ -9,6 +9,7 @@ from pathlib import Path
 # One thread for arithmetic, here and in every subprocess. It has to be set before PyTorch imports
 # NumPy, whose OpenBLAS reads it then: with more threads than free cores it is thirty times slower.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"  # train.py takes what the hub has
 
 import pytest
 import torch
