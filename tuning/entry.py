@@ -107,6 +107,8 @@ def main(argv: list[str]) -> int:
 def _search_for_data(argv: list[str]) -> int:
     """A search that starts from what train.py chooses for the data that the first word names."""
     program = as_called("bash tuning/train_tuning.sh")
+    if asked_help(argv) is not None:  # those of texts differ a little
+        return search(target_of("resnet50"), argv, f"{program} DATA")
     if not argv or argv[0].startswith("-"):
         print(f"error: {program} DATA --flag ...: what to train on comes first", file=sys.stderr)
         return 2

@@ -273,6 +273,10 @@ def test_a_search_starts_from_what_is_chosen(tmp_path, monkeypatch, capsys):
     assert (settings.epochs, settings.trial_epochs, settings.timeout) == (50, 2, "5m")
     assert (origin["lr"], origin["label_smoothing"]) == (FILE, COMMAND_LINE)
     assert settings.time_budget is None and "--label_smoothing" not in capsys.readouterr().out
+    monkeypatch.undo()
+    for words in ("train --help", "train shapes --help lr"):
+        assert tuning.entry.main(words.split()) == 0
+        assert "train_tuning.sh DATA" in capsys.readouterr().out
     for words in ("train", "train --trials 3", "train nowhere", "train shapes --time 5m"):
         assert tuning.entry.main(words.split()) == 2
         assert capsys.readouterr().err.startswith("error: ")
