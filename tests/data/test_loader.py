@@ -265,7 +265,7 @@ def test_deferred_batches_are_made_to_the_bit(name, rows):
         )
         for _ in range(2)
     )  # fmt: skip
-    deferred.defer()
+    deferred.suit_graphs()
     for expected, ours in zip(plain.epoch(1, 2), deferred.epoch(1, 2), strict=True):
         assert isinstance(ours.inputs, Packed) and ours.inputs.choices.shape[1] == len(ours.targets)
         made = deferred.made(ours)
@@ -279,7 +279,7 @@ def test_what_processes_read_is_not_deferred(tmp_path):
     mapped = np.load(tmp_path / "pictures.npy", mmap_mode="r")
     with closing(WorkerPool(1, 4 * mapped[0].nbytes, warn=print)) as pool:
         loader = make_loader(8, 4, images=mapped, pool=pool)
-        loader.defer()
+        loader.suit_graphs()
         assert all(isinstance(batch.inputs, torch.Tensor) for batch in loader.epoch(0))
 
 

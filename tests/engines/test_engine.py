@@ -161,7 +161,7 @@ def test_which_trainers_graphs_cannot_serve(tmp_path, options, reason):
     [
         ({"device": torch.device("cpu")}, "there is no GPU"),
         ({"compiled": True}, "--compile"),
-        ({"shapes_vary": True}, "texts"),
+        ({"shapes_vary": True}, "--batch_tokens"),
         ({"scales_loss": True}, "--precision bf16"),
         ({"processes": 2}, "several processes"),
     ],

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from test_gpu import run_epoch, run_epoch_without_waiting
-from toy import make_trainer
+from toy import make_trainer, use_engine
 
 from utils.data.texts.equal_tokens import EqualTokensLoader
-from utils.data.texts.loader import TextLoader
+from utils.data.texts.loader import SIZES, TextLoader
 from utils.mixup.mixing import Mixing
 from utils.models import transformer
 from utils.models.encoder import Encoder
@@ -118,6 +118,33 @@ def test_a_gpu_has_the_batches_and_logits_of_the_cpu():
         with torch.no_grad():
             logits = on_gpu(one.inputs).cpu()
             torch.testing.assert_close(logits, on_cpu(other.inputs), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("mixup_at", [None, "sentence", "embeddings"])
+def test_a_run_by_graphs_is_the_ordinary_one(tmp_path, capsys, precision, mixup_at):
+    """Batches are filled up to a few sizes, each of which has a graph."""
+    states = []
+    for graphs in (False, True):
+        mixing = Mixing(alpha=0.5, block=8) if mixup_at else None
+        ours, loader = model(mixup_at=mixup_at or "sentence"), data(n=32 * 40 + 5, mixing=mixing)
+        objective = Classification(
+            ours, Precision(precision, CUDA), 0.1, mixing is not None, mixes_inside=True
+        )
+        trainer = make_trainer(
+            tmp_path / str(graphs), device=CUDA, model=ours, data=loader, objective=objective,
+            mixing=mixing, precision=precision, clip=1.0, epochs=2,
+        )  # fmt: skip
+        if graphs:
+            use_engine(trainer)
+        for epoch in range(2):
+            run_epoch(trainer, epoch)
+        states.append(ours.state_dict())
+    assert "not used" not in capsys.readouterr().out
+    assert 1 < len(trainer.steps._graphs) <= SIZES
+    tolerance = 1e-3 if precision == "fp32" else 3e-2
+    for name, tensor in states[0].items():
+        torch.testing.assert_close(states[1][name], tensor, rtol=tolerance, atol=tolerance)
 
 
 def test_evaluation_is_that_of_the_cpu():

@@ -26,6 +26,7 @@ PLAIN_SETTINGS = {
     "optimizer": "adamw",
     "lookahead_k": None,
     "image_size_schedule": None,
+    "batch_tokens": None,
     "grad_checkpointing": False,
 }
 
@@ -37,14 +38,11 @@ def facts(
     processes=1,
     accumulation=1,
     until=None,
-    shapes_vary=False,
     **settings,
 ):
     settings = SimpleNamespace(**PLAIN_SETTINGS | settings)
     freeze = None if until is None else Freeze(network(), ("6",), *until)
-    task = SimpleNamespace(
-        train=SimpleNamespace(accumulation=accumulation), shapes_vary=shapes_vary
-    )
+    task = SimpleNamespace(train=SimpleNamespace(accumulation=accumulation))
     ready = SimpleNamespace(task=task, model=model or Dropout(0.1), freeze=freeze)
     return vars(run_facts(settings, Precision(precision, device), processes, ready))
 
@@ -55,7 +53,7 @@ def facts(
         ({}, {}),
         ({"device": CUDA, "precision": "bf16"}, {"device": CUDA}),
         ({"compile": True}, {"compiled": True}),
-        ({"shapes_vary": True}, {"shapes_vary": True}),
+        ({"batch_tokens": 4096}, {"shapes_vary": True}),
         ({"image_size_schedule": "24:0.5"}, {"shapes_vary": True}),
         ({"precision": "fp16"}, {"scales_loss": True}),
         ({"processes": 2}, {"processes": 2}),
@@ -69,6 +67,7 @@ def facts(
         ({"mixup": "fixed"}, {}),
         ({"grad_checkpointing": True}, {"recomputes": True}),
         ({"model": network()}, {"external_model": True}),
+        ({"model": SimpleNamespace(backbone=network())}, {"external_model": True}),
         ({"until": (1,)}, {"unfreezes": True}),
         ({"until": ()}, {}),  # frozen for the whole run
     ],

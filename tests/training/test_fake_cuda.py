@@ -18,6 +18,7 @@ from utils.augment.named_policies import parse_policy
 from utils.augment.policies import ColourJitter, Operations
 from utils.augment.random_erasing import RandomErasing
 from utils.augment.resized_crop import DecodedCrop
+from utils.data.texts import loader as text_loader
 from utils.data.texts.equal_tokens import EqualTokensLoader
 from utils.data.texts.loader import TextLoader
 from utils.fused import fuse
@@ -185,6 +186,33 @@ def test_what_graphs_hold(tmp_path, gpu, monkeypatch):
     assert recorder.captured == 2 and recorder.replayed >= 3
 
 
+def test_what_graphs_of_texts_hold(tmp_path, gpu, monkeypatch):
+    """Attention over packed rows, texts mixed inside the model: nothing waits or is copied from the
+    host, in whatever order the two sizes come."""
+    monkeypatch.setattr(text_loader, "SIZES", 2)
+    recorder = StandIn()
+    capture = recorder.capture
+
+    def watched(function):
+        def checked():
+            before = gpu.copies, gpu.copied_back
+            with gpu.watched():
+                function()
+            assert (gpu.copies, gpu.copied_back) == before
+
+        return capture(checked)
+
+    recorder.capture = watched
+    trainer = text_trainer(
+        tmp_path, precision="bf16", fused="speed", mixup="mixup", clean_accuracy=True
+    )
+    use_graphs(trainer, recorder, rate_dtype=torch.float32)
+    for _ in steps_of(trainer, 0):
+        gpu.steps += 1
+    assert "aten._flash_attention_forward" in gpu.operations
+    assert recorder.captured == 2 and recorder.replayed >= 3
+
+
 # ---- pictures --------------------------------------------------------------------------------
 
 
@@ -224,7 +252,7 @@ def test_pictures(tmp_path, gpu, resident):
     assert (data.images.device == CUDA) == resident
     trainer = make_trainer(tmp_path, data=data, device=CUDA)
     take_steps(gpu, trainer)
-    data.defer()  # as for CUDA graphs
+    data.suit_graphs()  # as for CUDA graphs
     with gpu.watched():
         for batch in data.epoch(1):
             trainer.forward_backward(data.made(batch))
@@ -240,7 +268,7 @@ def test_operations_on_pictures(tmp_path, gpu):
     )
     trainer = make_trainer(tmp_path, data=data, device=CUDA)
     take_steps(gpu, trainer)
-    data.defer()
+    data.suit_graphs()
     with gpu.watched():
         for batch in data.epoch(1):
             assert data.made(batch) is batch

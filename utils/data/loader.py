@@ -67,7 +67,7 @@ class Loader(Steps, ABC):
         self.device, self.seed, self.hold_out = device, seed, hold_out
         self.repeats = repeats
         self.class_sampler = ClassSampler(labels) if by_class else None
-        self._deferred = False
+        self._suits_graphs = False
         self.labels = torch.from_numpy(np.array(labels, dtype=np.int64))
 
     @abstractmethod
@@ -127,14 +127,11 @@ class Loader(Steps, ABC):
         other.features = features
         return other
 
-    def defer(self) -> None:
-        """From the next `epoch` on, leaves inputs to `made`, if the device alone can make them. A
-        CUDA graph then includes the augmentation."""
-        self._deferred = self._can_defer
-
-    @property
-    def _can_defer(self) -> bool:
-        return False
+    def suit_graphs(self, wanted: bool = True) -> None:
+        """Makes batches that suit CUDA graphs, or ordinary ones again. Pictures, from the next
+        `epoch` on: inputs are left to `made`, if the device alone can make them, so that a graph
+        includes the augmentation. Texts, from the next batch on: see TextLoader."""
+        self._suits_graphs = wanted
 
     def made(self, batch: Batch) -> Batch:
         """The batch with its inputs, if they were deferred."""

@@ -119,6 +119,12 @@ class Steps:
         return self.batch_size
 
     @property
+    def usual_batch(self) -> int:
+        """Samples in all micro-batches but the last one of an epoch, for a process alone that does
+        not accumulate."""
+        return min(self.batch_size, self.step_size, self.samples)
+
+    @property
     def accumulation(self) -> int:
         """Micro-batches in an optimizer step, of each rank."""
         return -(-self.rank_batch // self.micro_batch)

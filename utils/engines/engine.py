@@ -30,7 +30,7 @@ class RunFacts:
         device: where the model is.
         compiled: the user wants the model compiled.
         shapes_vary: the inputs of one batch are of another shape than those of the next, as with
-            texts or --image_size_schedule.
+            --batch_tokens or --image_size_schedule.
         scales_loss: training is in fp16, with a loss scaler.
         processes: how many train together.
         accumulation: micro-batches of each rank in an optimizer step.
@@ -38,8 +38,8 @@ class RunFacts:
         learns_mixing: every step also learns how samples are mixed.
         unfreezes: frozen parameters are trained from some epoch on.
         recomputes: activations are computed again in the backward pass.
-        external_model: the model is not one of utils/models/, so what its forward pass does on the
-            host is unknown.
+        external_model: the model, or its backbone, is not one of utils/models/, so what its
+            forward pass does on the host is unknown.
     """
 
     device: torch.device
@@ -116,7 +116,7 @@ class CudaGraphs(Engine):
         if facts.compiled:
             return "--compile makes kernels of its own"
         if facts.shapes_vary:
-            return "every batch of texts has other lengths"
+            return "--batch_tokens puts another number of texts into every batch"
         if facts.scales_loss:
             return "the loss scaler of fp16 decides on the host; take --precision bf16"
         if facts.processes > 1:

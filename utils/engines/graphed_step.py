@@ -9,6 +9,11 @@ generator, which `torch.cuda.graph` registers with the graph. If the pictures ar
 batch holds their indices and the augmentation's choices; otherwise, and where the host must group
 the samples (`later` of PictureLoader), the loader has augmented them.
 
+Every batch of texts has another number of tokens. So the loader gives each of them fillers, texts
+that the model leaves out of what it returns, up to the next of a few sizes, and each size has a
+graph. Losses, metrics and gradients are those of the other texts, up to the order of sums; only
+dropout draws other random numbers, since it has more rows.
+
 A batch of another size, such as the last one of an epoch, takes an ordinary step, and so does one
 with clean samples, from which meta-mixup learns. Nothing else can use the graph's memory, so the
 memory of a step is needed twice; if there is too little, graphs are not used.
@@ -34,6 +39,7 @@ import torch
 from torch import Tensor
 
 from ..data.loader import Loader
+from ..packed import PackedTokens
 from ..reporting.console import Console
 from ..training.train_step import StepParts, TrainStep
 from .capture import CudaRecorder
@@ -98,7 +104,7 @@ class GraphedStep(TrainStep):
         self._launches = None if asked else LaunchBound(recorder.mark)
         self._timed = Counter()  # whole steps, by their signature
         if asked:
-            loader.defer()
+            loader.suit_graphs()
 
     @property
     def holds_memory(self) -> bool:
@@ -143,23 +149,23 @@ class GraphedStep(TrainStep):
 
     def _graph_for(self, batch) -> tuple | None:
         self._warms_up = self._watches = self.settling = False
-        loader = self.loader
-        whole = min(loader.batch_size, loader.step_size, loader.samples)
         if self.refused:
             return None
         key = None
-        if len(batch.targets) == whole and batch.clean is None:
+        if len(batch.targets) == self.loader.usual_batch and batch.clean is None:
             key = _signature(batch), self._counting.step_kind if self._counting else ()
         if self._launches is not None and not self._is_launch_bound(self._launches, key):
             return None
-        if key is None:
+        if key is None or _has_own_shape(batch.inputs):
             return None
         if key not in self._graphs:
             self.settling = True
             self._seen[key] += 1
             self._warms_up = self._seen[key] <= WARM_UP
             self._watches = self._seen[key] == WARM_UP
-            if self._warms_up:
+            # A capture takes as long as dozens of steps: the more graphs there are, the more often
+            # a further one must have been needed.
+            if self._seen[key] <= WARM_UP * max(1, len(self._graphs)):
                 return None
             self._capture(batch, key)
         return self._graphs.get(key)
@@ -181,8 +187,8 @@ class GraphedStep(TrainStep):
             self._refuse(f"{launches}: there is little to gain")
             return False
         self.console.say(f"CUDA graphs: used, because {launches}; --no_cuda_graphs turns them off")
-        # Takes effect in the next epoch; the batches of this one are already augmented.
-        self.loader.defer()
+        # Pictures: in the next epoch; the batches of this one are already augmented.
+        self.loader.suit_graphs()
         return True
 
     def _capture(self, batch, key: tuple) -> None:
@@ -215,6 +221,7 @@ class GraphedStep(TrainStep):
     def _drop(self, why: str) -> None:
         """Stops using graphs and frees their memory."""
         self.refused, self._launches = why, None
+        self.loader.suit_graphs(False)
         self._graphs.clear()
         self.strategy.drop_gradients()
 
@@ -268,8 +275,16 @@ def _groups_changed(
             group.update({name: before[name] for name in ("lr", *options) if name in before})
 
 
+def _has_own_shape(inputs: Tensor | tuple) -> bool:
+    """Whether they are texts that the loader has not filled: no graph can take them."""
+    return isinstance(inputs, PackedTokens) and inputs.borders is not None
+
+
 def _signature(part) -> tuple:
-    """Equal for batches that the same graph can take."""
+    """Equal for batches that the same graph can take, or that are as many texts of their own
+    lengths."""
+    if _has_own_shape(part):
+        return (part.samples,)
     if isinstance(part, Tensor):
         return tuple(part.shape), part.stride(), part.dtype
     return tuple(map(_signature, part)) if isinstance(part, tuple) else (part,)

@@ -82,7 +82,8 @@ class Encoder(nn.Module):
         if isinstance(inputs, PackedTokens):
             texts = inputs if self.end is None else with_end(inputs, self.end)
             if self.first_position is None:
-                return self._of_grid(texts.padded(self.pad), texts.offsets.diff().long())
+                lengths = texts.offsets.diff().long()[: texts.samples]
+                return self._of_grid(texts.padded(self.pad), lengths)
             tokens = texts.ids.shape[0]
             rows = rows_for(tokens, texts.device) if self.rounds_rows else tokens
             ids, position = texts.ids, texts.place.remainder(texts.longest)
@@ -112,7 +113,7 @@ class Encoder(nn.Module):
         return self._pooled(x.last_hidden_state.flatten(0, 1), layout)
 
     def _pooled(self, rows: Tensor, layout: Layout) -> Tensor:
-        return layout.first(rows) if self.pooling == "cls" else layout.mean(rows)
+        return layout.real(layout.first(rows) if self.pooling == "cls" else layout.mean(rows))
 
     def convert_weights(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Weights without adapters, as a model with them has them; the adapters start anew."""
@@ -226,7 +227,7 @@ class StaticEncoder(nn.Module):
 
 def with_end(texts: PackedTokens, end: int) -> PackedTokens:
     """The texts, with the token `end` after each of them."""
-    n, longest = texts.samples, texts.longest + 1
+    n, longest = texts.samples + texts.fillers, texts.longest + 1
     sample = texts.place // texts.longest  # of each token
     last = texts.offsets[1:].long() + torch.arange(n, device=texts.device)  # rows of end tokens
     row = torch.arange(len(texts.ids), device=texts.device) + sample
@@ -235,7 +236,8 @@ def with_end(texts: PackedTokens, end: int) -> PackedTokens:
     lengths = texts.offsets.diff().long()
     place = place.index_copy(0, last, torch.arange(n, device=texts.device) * longest + lengths)
     offsets = texts.offsets + torch.arange(n + 1, device=texts.device, dtype=torch.int32)
-    return PackedTokens(ids, place, offsets, longest, texts.borders + np.arange(n + 1))
+    borders = None if texts.borders is None else texts.borders + np.arange(n + 1)
+    return PackedTokens(ids, place, offsets, longest, borders, texts.fillers)
 
 
 def add_adapters(model: Encoder, rank: int) -> None:

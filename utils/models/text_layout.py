@@ -66,6 +66,7 @@ class Layout(NamedTuple):
     place: Tensor | None = None  # (tokens,) int64: index in the grid; None: rows are in grid order
     offsets: Tensor | None = None  # (n + 1,) int32: first row of each text
     rows: int = 0  # number of rows, where `place` is given
+    fillers: int = 0  # how many of the n texts, the last ones, are fillers (utils/packed.py)
 
     def to_grid(self, rows: Tensor) -> Tensor:
         """(rows, width) -> (n, longest, width); 0 beyond a text's end if packed, else unchanged."""
@@ -88,6 +89,10 @@ class Layout(NamedTuple):
         """(rows, width) -> (n, width): mean over each text's tokens."""
         return self.zero_padding(self.to_grid(rows)).sum(1) / self.lengths[:, None]
 
+    def real(self, texts: Tensor) -> Tensor:
+        """(n, ...) -> (n - fillers, ...): without the fillers."""
+        return texts[: self.n - self.fillers] if self.fillers else texts
+
     def zero_padding(self, grid: Tensor) -> Tensor:
         """(n, longest, width) with 0 beyond each text's end."""
         if self.place is not None or self.keys is None:
@@ -96,13 +101,13 @@ class Layout(NamedTuple):
 
 
 def packed_layout(texts: PackedTokens, rows: int) -> Layout:
-    n, longest, tokens = texts.samples, texts.longest, texts.ids.shape[0]
+    n, longest, tokens = texts.samples + texts.fillers, texts.longest, texts.ids.shape[0]
     lengths = texts.offsets.diff().long()
     full = not is_compiling() and tokens == n * longest  # no host sync; compiled once for both
     keys = None if full else _keys(lengths, longest)
     if keys is None and rows == tokens:
-        return Layout(n, longest, lengths, None, None, texts.offsets)
-    return Layout(n, longest, lengths, keys, texts.place, texts.offsets, rows)
+        return Layout(n, longest, lengths, None, None, texts.offsets, fillers=texts.fillers)
+    return Layout(n, longest, lengths, keys, texts.place, texts.offsets, rows, texts.fillers)
 
 
 def rows_for(tokens: int, device: torch.device) -> int:

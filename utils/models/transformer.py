@@ -287,6 +287,7 @@ class Transformer(nn.Module):
         x = self.norm(x)
         if not cls:
             x = layout.mean(x)  # (n, dim)
+        x = layout.real(x)
         if mixing is not None and self.mixup_at == "sentence":
             x = mixing.apply(x)
         return self.head(self.dropout(x))
@@ -343,7 +344,7 @@ def _sizes(tensors: dict[str, Tensor]) -> dict[str, int]:
 
 def _mix_embeddings(x: Tensor, layout: Layout, mixing) -> tuple[Tensor, Layout]:
     """Mixes on the padded grid; a mixed text is as long as the longer of the two."""
-    grid = layout.zero_padding(layout.to_grid(x))  # (n, longest, dim)
-    lam, own = mixing.lam.detach(), layout.lengths
+    grid = layout.real(layout.zero_padding(layout.to_grid(x)))  # (n, longest, dim)
+    lam, own = mixing.lam.detach(), layout.real(layout.lengths)
     lengths = torch.maximum(own * (lam > 0), own[mixing.partner] * (lam < 1))
     return mixing.apply(grid).flatten(0, 1), grid_layout(lengths, layout.longest)

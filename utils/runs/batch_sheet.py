@@ -55,7 +55,7 @@ def first_samples(task: Task) -> Iterable:
     if isinstance(task.card, ModelCard):
         return pictures_of(batch, task.card, PICTURES)
     tokenizer, texts = tokenizer_from_json(task.card.tokenizer), batch.inputs.first(TEXTS)
-    parts = texts.ids.cpu().split(np.diff(texts.borders).tolist())
+    parts = texts.ids.cpu().split(texts.offsets.diff().tolist())[: texts.samples]
     return [" ".join(map(tokenizer.id_to_token, part.tolist())) for part in parts]
 
 

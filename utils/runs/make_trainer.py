@@ -339,10 +339,11 @@ def _run_info(run: Run, ready: Ready, schedule_steps: int | None) -> dict:
 
 def run_facts(settings, precision: Precision, processes: int, ready: Ready) -> RunFacts:
     """The facts that decide which engine serves the run."""
+    backbone = getattr(ready.model, "backbone", ready.model)
     return RunFacts(
         device=precision.device,
         compiled=settings.compile,
-        shapes_vary=ready.task.shapes_vary or settings.image_size_schedule is not None,
+        shapes_vary=bool(settings.batch_tokens or settings.image_size_schedule),
         scales_loss=precision.scales_loss,
         processes=processes,
         accumulation=ready.task.train.accumulation,
@@ -350,7 +351,7 @@ def run_facts(settings, precision: Precision, processes: int, ready: Ready) -> R
         learns_mixing=settings.mixup == "meta" and settings.meta_form == "sample",
         unfreezes=ready.freeze is not None and ready.freeze.until is not None,
         recomputes=settings.grad_checkpointing,
-        external_model=not type(ready.model).__module__.startswith("utils."),
+        external_model=not type(backbone).__module__.startswith("utils."),
     )
 
 

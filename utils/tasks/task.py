@@ -48,7 +48,6 @@ class Task:
     """
 
     SKIPPED: ClassVar[str]  # what the summary calls the samples left out by --on_bad skip
-    shapes_vary: ClassVar[bool] = False  # of the inputs, from batch to batch
     # Meta-mixup's policy learns from all pairs of a step, not from --meta_batch of them.
     learns_from_all_pairs: ClassVar[bool] = False
 

@@ -34,7 +34,6 @@ class TextTask(Task):
     """A data set of texts, with its loaders."""
 
     SKIPPED = "skipped_rows"
-    shapes_vary = True
     learns_from_all_pairs = True  # the model mixes texts, and needs the partners
 
     train: TextLoader

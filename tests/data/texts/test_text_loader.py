@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from utils.data.texts.equal_tokens import EqualTokensLoader, even_borders
-from utils.data.texts.loader import TextLoader
+from utils.data.texts.loader import SIZES, TextLoader, few_sizes
 from utils.errors import UserError
 from utils.mixup.mixing import Mixing
 from utils.packed import pack
@@ -301,6 +301,39 @@ def test_the_first_texts_of_a_batch():
         assert part.offsets.tolist() == part.borders.tolist() == whole.offsets[: n + 1].tolist()
         assert torch.equal(part.ids, whole.ids[:tokens])
         assert torch.equal(part.place, whole.place[:tokens])
+
+
+def test_few_sizes():
+    assert few_sizes(np.array([7, 3, 4, 7, 3, 4]), 2).tolist() == [4, 7]
+    assert few_sizes(np.array([7, 3, 4, 7, 3, 4]), 5).tolist() == [3, 4, 7]
+    assert few_sizes(np.array([2]), 5).tolist() == [2]
+
+
+def test_batches_that_suit_graphs_have_few_sizes():
+    """Fillers follow the texts of each whole batch; on average less than an eighth of its
+    tokens."""
+    lengths = np.random.default_rng(0).lognormal(3.7, 0.4, 6005).astype(np.int64) + 1
+    data = np.arange(lengths.sum()) % 99, np.append(0, np.cumsum(lengths))
+    plain, filled = (make_loader(6005, 32, data=data, max_len=128) for _ in range(2))
+    filled.suit_graphs()
+    shapes, tokens, real, whole = set(), 0, 0, 0
+    for epoch in range(3):
+        for expected, batch in zip(plain.epoch(epoch), filled.epoch(epoch), strict=True):
+            own, inputs = expected.inputs, batch.inputs
+            assert torch.equal(batch.targets, expected.targets)
+            assert inputs.samples == own.samples and not own.fillers
+            assert torch.equal(inputs.padded(0)[:, : own.longest], own.padded(0))
+            assert not inputs.padded(0)[:, own.longest :].any()
+            if inputs.fillers:
+                assert inputs.borders is None and len(batch.targets) == 32
+                shapes.add((len(inputs.ids), len(inputs.offsets), inputs.longest))
+                assert 1 <= inputs.offsets.diff().min() <= inputs.offsets.diff().max()
+                assert inputs.offsets.diff().max() <= inputs.longest
+                tokens, real, whole = tokens + len(inputs.ids), real + len(own.ids), whole + 1
+    assert len(shapes) <= SIZES and whole >= 0.98 * 3 * (6005 // 32)
+    assert tokens < 1.125 * real
+    filled.suit_graphs(False)
+    assert not any(batch.inputs.fillers for batch in filled.epoch(0))
 
 
 def test_a_batch_is_made_without_a_loop_over_texts():

@@ -142,7 +142,7 @@ class PictureLoader(Loader):
             return self._finish(self._gather(*part(places)), part_of(later_plan, places))
 
         parts = (part(piece.place) for piece in pieces)
-        if self._deferred:
+        if self._suits_graphs and self._can_defer:
             pack = self._packed  # type: ignore[attr-defined]  # ImageLoader alone can defer
             return (Packed(pack(*each)) for each in parts), inputs_at
         if self._pool is None:
@@ -153,6 +153,11 @@ class PictureLoader(Loader):
             return self._finish(images, next(later_parts))
 
         return self._pool.batches(self._reader, parts, finish, self.turns), inputs_at
+
+    @property
+    def _can_defer(self) -> bool:
+        """Whether the device alone can make inputs, by `made`."""
+        return False
 
     @abstractmethod
     def _gather(self, rows: np.ndarray, plan) -> Tensor | np.ndarray:

@@ -21,6 +21,10 @@ class EpochSteps(NamedTuple):
     borders: np.ndarray  # (steps + 1,) int64: where in it each step begins and the last one ends
 
 
+# To so many numbers of tokens, at most, batches are filled for CUDA graphs.
+SIZES = 10
+
+
 class TextLoader(Loader):
     """Batches of texts, packed without padding (see utils/packed.py).
 
@@ -29,6 +33,8 @@ class TextLoader(Loader):
     each. So the texts of a step are about equally long, and in every epoch other texts share a
     step. Evaluation goes from the longest text to the shortest: if memory runs out, it does so at
     the start.
+
+    For CUDA graphs each whole batch gets fillers, up to the next of a few sizes.
 
     Args:
         tokens: (all,) of any integer type, in memory or mapped from a file.
@@ -156,11 +162,43 @@ class TextLoader(Loader):
         return np.argsort(-self.lengths, kind="stable")
 
     def _inputs(self, epoch: int, order: np.ndarray, pieces: list[Piece]):
-        def inputs_at(place) -> PackedTokens:
+        def inputs_at(place, fills=False) -> PackedTokens:
             samples = order[place]
-            return pack(self.tokens, self.starts[samples], self.lengths[samples], self.device)
+            starts, lengths = self.starts[samples], self.lengths[samples]
+            if fills and self._suits_graphs and len(samples) == self.usual_batch:
+                return self._filled(starts, lengths)
+            return pack(self.tokens, starts, lengths, self.device)
 
-        return (inputs_at(piece.place) for piece in pieces), inputs_at
+        return (inputs_at(piece.place, fills=True) for piece in pieces), inputs_at
+
+    @functools.cached_property
+    def _filled_sizes(self) -> tuple[int, list[tuple[int, int]]]:
+        """(fillers of each filled batch, (tokens, longest) of each size); chosen for the first
+        epoch."""
+        order, n = self.order(0), self.usual_batch
+        lengths = self.lengths[order[: len(order) // n * n]].reshape(-1, n)
+        tokens, longest = lengths.sum(1), lengths.max(1)
+        sizes = few_sizes(tokens, SIZES)
+        longests = np.zeros_like(sizes)
+        np.maximum.at(longests, np.searchsorted(sizes, tokens), longest)
+        # A filler has a token at least, and as many as the smallest batch of a size needs.
+        fillers = max(1, n // 4)
+        needed = 1 - -np.diff(sizes, prepend=tokens.min()) // fillers
+        longests = np.maximum(longests, needed).clip(max=self.max_len)
+        return fillers, list(zip((sizes + fillers).tolist(), longests.tolist(), strict=True))
+
+    def _filled(self, starts: np.ndarray, lengths: np.ndarray) -> PackedTokens:
+        """These texts, with fillers if one of the sizes fits."""
+        n, sizes = self._filled_sizes
+        for size, longest in sizes:
+            room = size - int(lengths.sum())
+            if lengths.max() <= longest and n <= room <= n * longest:
+                # What is in the fillers does not matter: the first tokens that there are.
+                starts = np.append(starts, np.zeros(n, np.int64))
+                lengths = np.append(lengths, np.diff(room * np.arange(n + 1) // n))
+                texts = pack(self.tokens, starts, lengths, self.device, longest)
+                return texts._replace(borders=None, fillers=n)
+        return pack(self.tokens, starts, lengths, self.device)
 
     # ---- how an epoch is cut: here by samples, in EqualTokensLoader by tokens -------------------
 
@@ -176,6 +214,19 @@ class TextLoader(Loader):
     def _micro_size(self, n: int) -> int:
         """Samples of a micro-batch in a step of n."""
         return self.batch_size
+
+
+def few_sizes(needed: np.ndarray, most: int) -> np.ndarray:
+    """(at most `most`,), ascending: some of `needed`, to the next of which the others are rounded
+    up. The first one is the largest, and each further one is that which then saves the most."""
+    needed = np.sort(needed)
+    sizes = needed[-1:]
+    for _ in range(most - 1):
+        level = np.searchsorted(sizes, needed)
+        below = np.searchsorted(needed, np.append(0, sizes)[level], "right")
+        saved = (np.searchsorted(needed, needed, "right") - below) * (sizes[level] - needed)
+        sizes = np.union1d(sizes, needed[saved.argmax()])
+    return sizes
 
 
 def text_lengths(offsets: np.ndarray, max_len: int, rows: np.ndarray | None) -> np.ndarray:
