@@ -43,16 +43,16 @@ def run(trainer) -> dict[str, torch.Tensor]:
     return trainer.steps.model.state_dict() | {"sums": trainer.steps.window}
 
 
-def learning(**options) -> Mixing:
+def mixup(**options) -> Mixing:
     return Mixing(alpha=0.5, block=2, **options)
 
 
 CASES = {
     "adamw": {"optimizer": "adamw"},
-    "mixup": {"optimizer": "sgd", "mixing": learning},
+    "mixup": {"optimizer": "sgd", "mixing": mixup},
     "meta-mixup, ngd": {
         "optimizer": "ngd",
-        "mixing": lambda: learning(meta_form="policy", clean_samples=4, update_every=3),
+        "mixing": lambda: mixup(meta_form="policy", clean_samples=4, update_every=3),
     },
 }
 

@@ -21,8 +21,7 @@ class EpochSteps(NamedTuple):
     borders: np.ndarray  # (steps + 1,) int64: where in it each step begins and the last one ends
 
 
-# To so many numbers of tokens, at most, batches are filled for CUDA graphs.
-SIZES = 10
+SIZES = 10  # at most, to which batches are filled for CUDA graphs; each size takes a graph
 
 
 class TextLoader(Loader):
@@ -34,7 +33,7 @@ class TextLoader(Loader):
     step. Evaluation goes from the longest text to the shortest: if memory runs out, it does so at
     the start.
 
-    For CUDA graphs each whole batch gets fillers, up to the next of a few sizes.
+    For CUDA graphs each whole batch is filled up to the next of a few sizes (see utils/packed.py).
 
     Args:
         tokens: (all,) of any integer type, in memory or mapped from a file.
