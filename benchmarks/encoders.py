@@ -3,6 +3,7 @@
 
     python -m benchmarks.encoders study --data_dir FOLDER --model ENCODER --output runs/study
     python -m benchmarks.encoders trainer --data_dir FOLDER --model ENCODER --output runs/trainer
+    python -m benchmarks.encoders setfit --data_dir FOLDER --model ENCODER --output runs/setfit
 
 FOLDER has the files of AG News, ENCODER is a name on the hub or a folder (--model of
 transformer_test.py).
@@ -13,8 +14,10 @@ texts of the test file. Started again with the same flags, it goes on where it w
 trainer: the same encoder, texts, batches, epochs and rates in Hugging Face's Trainer, with batches
 as it makes them and with its batches of texts of similar lengths; each in a process of its own, in
 turn.
+setfit: the same few texts as in the study, with the same seeds, by SetFit's own package: pairs of
+texts, then logistic regression. --python: that of an environment with setfit, and all of this.
 
-The output has results.jsonl or trainer.json, summary.json, table.md and the runs' own folders.
+The output has results.jsonl or trainer.json or setfit.jsonl, summary.json, table.md and the runs' own folders.
 """
 
 import argparse
@@ -67,12 +70,13 @@ class MeasuredRunner(Runner):
 def options_of(argv: list[str] | None) -> argparse.Namespace:
     parser = studies.parser("benchmarks.encoders", __doc__)
     add = parser.add_argument
-    add("what", choices=("study", "trainer"))
+    add("what", choices=("study", "trainer", "setfit"))
     add("--model", required=True, help="encoder: a name on the hub, or a folder")
     add("--seeds", type=int, default=3, help="of each way, in the study (default: 3)")
     add("--sizes", type=int, nargs="+", help="numbers of texts, 0 for all (default: five)")
     add("--texts", type=int, default=2000, help="texts to train on, for trainer (default: 2000)")
     add("--repetitions", type=int, default=2, help="for trainer (default: 2)")
+    add("--python", default=sys.executable, help="for setfit (default: this one)")
     add("--precision", choices=("fp32", "bf16"), default="fp32")
     options = parser.parse_args(argv)
     studies.require_one(options, "seeds", "texts", "repetitions")
@@ -147,6 +151,11 @@ def _figures(several: list[Measured]) -> dict:
     }
 
 
+def _with_range(values: list[float]) -> str:
+    """Their mean, and half of their range."""
+    return f"{statistics.mean(values):.1f} ± {(max(values) - min(values)) / 2:.1f}"
+
+
 def table(summary: dict) -> str:
     """Markdown."""
     head = ["texts", "TF-IDF", *WAYS]
@@ -155,12 +164,8 @@ def table(summary: dict) -> str:
         baselines = [one["baseline"] for one in row["ways"].values() if one["baseline"]]
         cells = [f"{statistics.mean(baselines):.1f}" if baselines else ""]
         for one in row["ways"].values():
-            mean, spread = (
-                statistics.mean(one["accuracy"]),
-                max(one["accuracy"]) - min(one["accuracy"]),
-            )
-            f1 = statistics.mean(one["f1"])
-            cells.append(f"{mean:.1f} ± {spread / 2:.1f}, F1 {f1:.1f}, {one['minutes']:.1f} min")
+            f1, accuracy = statistics.mean(one["f1"]), _with_range(one["accuracy"])
+            cells.append(f"{accuracy}, F1 {f1:.1f}, {one['minutes']:.1f} min")
         rows.append([f"{row['texts']:,}" if row["texts"] else "all", *cells])
     return studies.markdown(head, rows)
 
@@ -266,10 +271,73 @@ def train_by_trainer(argv: list[str]) -> None:
     print(json.dumps({"rate": rate, "accuracy": accuracy}))
 
 
+# ---- pairs of few texts -----------------------------------------------------------------------
+
+
+def setfit(options) -> None:
+    train, test = files_of(options)
+    path, rows = options.output / "setfit.jsonl", []
+    done = {(one["texts"], one["seed"]): one for one in studies.read_records(path)}
+    for size in options.sizes or (32, 200):
+        for seed in range(1, options.seeds + 1):
+            if (size, seed) not in done:
+                command = [
+                    options.python, __file__, "--setfit", options.model, str(train), str(test),
+                    str(size), str(seed), str(options.threads),
+                ]  # fmt: skip
+                child = subprocess.run(command, capture_output=True, text=True)
+                if child.returncode:
+                    raise UserError(f"setfit: {studies.last_line(child.stderr)}")
+                done[size, seed] = json.loads(child.stdout.splitlines()[-1])
+                with studies.writing(path), open(path, "a") as file:
+                    file.write(json.dumps(done[size, seed]) + "\n")
+                print(done[size, seed], flush=True)
+        found = [done[size, seed] for seed in range(1, options.seeds + 1)]
+        accuracies = [one["accuracy"] for one in found]
+        minutes = statistics.mean(one["seconds"] for one in found) / 60
+        rows.append([str(size), _with_range(accuracies), f"{minutes:.1f}"])
+    summary = {"machine": machine(), "model": options.model, "results": list(done.values())}
+    head = ["texts", "accuracy, %", "minutes"]
+    studies.write_results(options.output, summary, studies.markdown(head, rows), {})
+
+
+def train_by_setfit(argv: list[str]) -> None:
+    """Trains on a subset as `--subset` takes it, with SetFit's defaults; prints its figures."""
+    model, train, test, size, seed, threads = argv
+    import torch
+    from datasets import Dataset
+    from setfit import SetFitModel, Trainer, TrainingArguments
+
+    from utils.data.splits import stratified_subset
+
+    torch.set_num_threads(int(threads))
+
+    def rows_of(path: str) -> list[list[str]]:
+        with open(path, newline="", encoding="utf-8") as file:
+            return [[row[0], " ".join(row[1:])] for row in csv.reader(file)]
+
+    rows = rows_of(train)
+    kept = stratified_subset([int(row[0]) - 1 for row in rows], int(size), int(seed))
+    few = Dataset.from_list([{"text": rows[i][1], "label": int(rows[i][0]) - 1} for i in kept])
+    started = time.perf_counter()
+    classifier = SetFitModel.from_pretrained(model)
+    folder = f"{os.environ.get('TMPDIR', '/tmp')}/setfit-{os.getpid()}"
+    arguments = TrainingArguments(
+        output_dir=folder, seed=int(seed), report_to="none", save_strategy="no"
+    )
+    Trainer(classifier, args=arguments, train_dataset=few).train()
+    seconds = time.perf_counter() - started
+    tests = rows_of(test)
+    guessed = classifier.predict([row[1] for row in tests], as_numpy=True)
+    right = [int(row[0]) - 1 == guess for row, guess in zip(tests, guessed, strict=True)]
+    figures = {"accuracy": 100 * statistics.mean(right), "seconds": seconds}
+    print(json.dumps({"texts": int(size), "seed": int(seed)} | figures))
+
+
 def main(argv: list[str] | None = None) -> int:
     def act() -> None:
         options = options_of(argv)
-        (study if options.what == "study" else against_trainer)(options)
+        {"study": study, "trainer": against_trainer, "setfit": setfit}[options.what](options)
 
     return studies.exit_code(act, "where it was")
 
@@ -277,5 +345,7 @@ def main(argv: list[str] | None = None) -> int:
 if __name__ == "__main__":
     if len(sys.argv) == 9 and not sys.argv[1].startswith("-") and Path(sys.argv[2]).is_file():
         train_by_trainer(sys.argv[1:])
+    elif sys.argv[1:2] == ["--setfit"]:
+        train_by_setfit(sys.argv[2:])
     else:
         sys.exit(main())
