@@ -329,7 +329,7 @@ def train_by_setfit(argv: list[str]) -> None:
     seconds = time.perf_counter() - started
     tests = rows_of(test)
     guessed = classifier.predict([row[1] for row in tests], as_numpy=True)
-    right = [int(row[0]) - 1 == guess for row, guess in zip(tests, guessed, strict=True)]
+    right = [float(int(row[0]) - 1 == guess) for row, guess in zip(tests, guessed, strict=True)]
     figures = {"accuracy": 100 * statistics.mean(right), "seconds": seconds}
     print(json.dumps({"texts": int(size), "seed": int(seed)} | figures))
 
