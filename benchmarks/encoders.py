@@ -322,8 +322,10 @@ def train_by_setfit(argv: list[str]) -> None:
     started = time.perf_counter()
     classifier = SetFitModel.from_pretrained(model)
     folder = f"{os.environ.get('TMPDIR', '/tmp')}/setfit-{os.getpid()}"
+    # All pairs, the default, of more texts take hours; 20 for each text are those of its paper.
+    pairs = {} if len(few) <= 64 else {"num_iterations": 20}
     arguments = TrainingArguments(
-        output_dir=folder, seed=int(seed), report_to="none", save_strategy="no"
+        output_dir=folder, seed=int(seed), report_to="none", save_strategy="no", **pairs
     )
     Trainer(classifier, args=arguments, train_dataset=few).train()
     seconds = time.perf_counter() - started

@@ -57,9 +57,7 @@ class Encoder(nn.Module):
         self.backbone: Any = backbone
         self.max_len, self.pooling, self.pad, self.end = max_len, pooling, pad, end
         self.dropout = Dropout(dropout)
-        self.head = nn.Linear(backbone.config.hidden_size, classes)
-        nn.init.trunc_normal_(self.head.weight, std=0.02)
-        nn.init.zeros_(self.head.bias)
+        self.head = _untrained_head(backbone.config.hidden_size, classes)
         lists = [(n, m) for n, m in self.named_modules() if isinstance(m, nn.ModuleList)]
         self.BLOCKS = (max(lists, key=lambda item: len(item[1]))[0],) if lists else ()
         self.first_position = self._find_first_position()
@@ -213,7 +211,7 @@ class StaticEncoder(nn.Module):
         super().__init__()
         self.backbone, self.pad, self.unknown = backbone, pad, unknown
         self.dropout = Dropout(dropout)
-        self.head = nn.Linear(backbone.embeddings.shape[1], classes)
+        self.head = _untrained_head(backbone.embeddings.shape[1], classes)
 
     def features(self, inputs: PackedTokens | Tensor) -> Tensor:
         """(n, width); `inputs` as in `Encoder.forward`."""
@@ -223,6 +221,14 @@ class StaticEncoder(nn.Module):
         x = self.backbone(torch.where(known, ids, 0)) * known[..., None]
         x = x.sum(1) / known.sum(1, keepdim=True).clamp_min(1)
         return F.normalize(x, eps=1e-6) if self.backbone.normalize else x
+
+
+def _untrained_head(width: int, classes: int) -> nn.Linear:
+    """All zeros: of a few texts noise in it would be a good part of what is learned."""
+    head = nn.Linear(width, classes)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
 
 
 def with_end(texts: PackedTokens, end: int) -> PackedTokens:
