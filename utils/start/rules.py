@@ -271,7 +271,7 @@ RULES = {
         Rule({"pretrained": "published"}, "its weights are what it is taken for"),
         Rule({"max_len": 128}, "the beginning of a text says enough for its class"),
         *_by_samples(
-            {1000: {"epochs": 10}, FEW: {"epochs": 5}, ALL: {"epochs": 3}},
+            {100: {"epochs": 30}, 1000: {"epochs": 10}, FEW: {"epochs": 5}, ALL: {"epochs": 3}},
             "all of it is trained; more epochs change little", _has_time, but=WAYS,
         ),
         Rule({"lr": 1e-4}, "for small encoders", _has_time, (*OPTIMIZER, *WAYS)),
