@@ -26,6 +26,7 @@ driver for streams, so `run_backward` walks through the graph in its place.
 """
 
 import contextlib
+import functools
 import linecache
 import sys
 from collections import Counter
@@ -394,4 +395,12 @@ def _triton(watch: Watch) -> list[tuple]:
             watch.catch(f"the Triton kernel {kernel.__name__} is given a tensor of the CPU")
         watch.launches[kernel.__name__] += 1
 
-    return [(JITFunction, "run", run), (kernels, "unusable", lambda: None)]
+    from utils.fused.kernels import image_kernels
+
+    # Those that are kept would be of another fake GPU.
+    arrivals = functools.cache(image_kernels._arrivals.__wrapped__)
+    return [
+        (JITFunction, "run", run),
+        (kernels, "unusable", lambda: None),
+        (image_kernels, "_arrivals", arrivals),
+    ]

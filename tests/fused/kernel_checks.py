@@ -189,6 +189,15 @@ def test_the_backward_pass_of_batch_norm(shape, gate, dtype):
         near(out, of_c)
 
 
+def test_sums_of_several_groups_of_programs(monkeypatch):
+    """40 programs in 10 groups."""
+    monkeypatch.setattr(image_kernels, "TILE", 32)
+    monkeypatch.setattr(image_kernels, "PROGRAMS", 40)
+    for _ in range(2):  # the first leaves nothing behind
+        test_statistics((2, 5, 14, 7), FULL)
+        test_the_backward_pass_of_batch_norm((2, 5, 14, 7), "none", FULL)
+
+
 def test_invalid_layouts_are_refused():
     rows_first = torch.randn(2, 3, 4, 4)
     one = torch.ones(3)

@@ -132,7 +132,8 @@ def test_dropout_draws_what_it_draws_without_kernels(mode, pytorch_alone):
 @pytest.mark.parametrize("shape", [(3, 5, 7, 11), (64, 64, 56, 56), (2, 2048, 7, 7)], ids=str)
 @FORMATS
 def test_batch_norm_of_any_size(shape, dtype):
-    """With statistics far from zero, too; twice with the same bits."""
+    """With statistics far from zero, too; always with the same bits, whichever program of a sum
+    ends last."""
     c, grad = (
         torch.randn(shape, device=CUDA).add_(shift).to(dtype, memory_format=torch.channels_last)
         for shift in (100, 0)
@@ -156,7 +157,8 @@ def test_batch_norm_of_any_size(shape, dtype):
     step = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 0.0}[dtype]
     for one, other in zip(ours, wanted, strict=True):
         assert (one.double() - other).norm() <= (step + 1e-4) * other.norm()
-    assert all(torch.equal(one, other) for one, other in zip(ours, run(), strict=True))
+    for _ in range(50):
+        assert all(torch.equal(one, other) for one, other in zip(ours, run(), strict=True))
 
 
 @FORMATS

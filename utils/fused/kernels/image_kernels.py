@@ -6,8 +6,9 @@ these are combined as in Chan, Golub and LeVeque, "Updating formulae and a pairw
 computing sample variances" (1979), which takes no difference of large numbers.
 
 A program works on tiles of ROWS rows and BLOCK channels. Sums over the rows are divided among at
-most PROGRAMS programs, and a second kernel adds up their partial sums. The loops of these programs
-load tiles ahead (STAGES), since a program that waits for each tile leaves the memory idle.
+most PROGRAMS programs. Of each group of ROWS programs the last one to end adds up the partial sums
+of the group in their order, and the last of these those of all groups. The loops over tiles load
+ahead (STAGES), since a program that waits for each tile leaves the memory idle.
 """
 
 import functools
@@ -25,7 +26,6 @@ TILE = 2048  # elements
 PROGRAMS = 512  # enough for four on each processor of today's GPUs
 STAGES = tl.constexpr(3)  # tiles in flight, the one that is computed included
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
-SUMMED = 8  # channels whose partial sums a program adds up: a whole sector of memory of each
 
 
 class ChannelValues(NamedTuple):
@@ -71,6 +71,34 @@ def try_out(device: str) -> None:
     """Compiles and runs a kernel; raises whatever Triton raises."""
     c = torch.ones(1, 1, 1, 1, device=device)
     affine(c, c.view(1), c.view(1), True, out=torch.empty_like(c))
+
+
+@functools.cache
+def _arrivals(device: torch.device, count: int) -> Tensor:
+    """How many programs of each group, and how many groups, have stored their sums. 0 between
+    launches, which must therefore not overlap on this device."""
+    return torch.zeros(count, dtype=torch.int32, device=device)
+
+
+def _parts(c: Tensor, layout: Layout, count: int) -> tuple[Tensor, Tensor]:
+    """Memory for so many sums of each program, of each group and of all; and `_arrivals`."""
+    groups = ceil_div(layout.programs, layout.tile)
+    shape = layout.programs + groups + 1, count, layout.channels
+    arrivals = _arrivals(c.device, layout.blocks * (groups + 1))
+    return c.new_empty(shape, dtype=torch.float32), arrivals
+
+
+@triton.jit
+def _is_last(arrived, expected):
+    """Whether this program is the last of those expected to have stored its sums. It can then load
+    those of the others: barriers order what a program's threads do in memory, and the atomic
+    operation what programs do."""
+    tl.debug_barrier()
+    last = tl.atomic_add(arrived, 1, sem="acq_rel") == expected - 1
+    tl.debug_barrier()
+    if last:
+        tl.store(arrived, 0)
+    return last
 
 
 # ---- relu(c scale + shift + ...) ----------------------------------------------------------------
@@ -157,85 +185,109 @@ def batch_values(
         batches: () int64, to which 1 is added.
     """
     layout = layout_of(c)
-    parts = c.new_empty(layout.programs, 3, layout.channels, dtype=torch.float32)
-    _moments[(layout.programs * layout.blocks,)](
-        parts, c, layout.rows, layout.channels, layout.programs, layout.tile, layout.block,
-        **OPTIONS,
-    )  # fmt: skip
+    parts, arrivals = _parts(c, layout, 3)
     values = parts.new_empty(4, layout.channels)
-    _channel_values[(ceil_div(layout.channels, SUMMED),)](
-        values, parts, weight, bias, eps, running_mean, running_var, momentum, batches,
-        layout.channels, layout.programs, power_of_2(layout.programs), SUMMED, **OPTIONS,
+    _moments[(layout.programs * layout.blocks,)](
+        values, parts, arrivals, c, weight, bias, eps, running_mean, running_var, momentum, batches,
+        layout.rows, layout.channels, layout.programs, layout.tile, layout.block, **OPTIONS,
     )  # fmt: skip
     return ChannelValues(*values.unbind())
 
 
 @triton.jit
-def _moments(parts, c, rows, channels, programs, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """For each program and channel: number of values, mean, and sum of squared deviations from it.
-    Each element of the tile accumulates its own by Welford's formula; they are combined last."""
+def _moments(
+    values, parts, arrivals, c, weight, bias, eps, running_mean, running_var, momentum, batches,
+    rows, channels, programs, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """For each program and channel, number of values, mean and sum of squared deviations from it;
+    from all of them, `values`. Each element of the tile has its own by Welford's formula."""
     blocks = tl.cdiv(channels, BLOCK)
     first = tl.program_id(0) // blocks
-    channel = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    block = tl.program_id(0) % blocks
+    channel = block * BLOCK + tl.arange(0, BLOCK)
+    real = channel < channels
     count = tl.zeros((ROWS, 1), tl.float32)
     mean = tl.zeros((ROWS, BLOCK), tl.float32)
     squares = tl.zeros((ROWS, BLOCK), tl.float32)
     for start in tl.range(first * ROWS, rows, programs * ROWS, num_stages=STAGES):
         row = start + tl.arange(0, ROWS)
-        inside = (row[:, None] < rows) & (channel[None, :] < channels)
+        inside = (row[:, None] < rows) & real[None, :]
         at = row[:, None].to(tl.int64) * channels + channel[None, :]
         value = tl.load(c + at, mask=inside, other=0).to(tl.float32)
         count += tl.where(row[:, None] < rows, 1.0, 0.0)
         delta = tl.where(inside, value - mean, 0.0)
         mean += delta * (1.0 / tl.where(count == 0, 1.0, count))
         squares += delta * (value - mean)
-    total = tl.sum(count)
-    tile_mean = tl.sum(mean * count, 0) / total
-    deviation = mean - tile_mean[None, :]
-    tile_squares = tl.sum(squares + count * deviation * deviation, 0)
-    at = parts + first * 3 * channels + channel
-    tl.store(at, tl.zeros((BLOCK,), tl.float32) + total, mask=channel < channels)
-    tl.store(at + channels, tile_mean, mask=channel < channels)
-    tl.store(at + 2 * channels, tile_squares, mask=channel < channels)
+    total, mean, squares = _combined(count, mean, squares)
+    _store_moments(parts, first, channel, channels, total, mean, squares)
+    group, groups = first // ROWS, tl.cdiv(programs, ROWS)
+    arrived = arrivals + block * (groups + 1)
+    begin, end = group * ROWS, tl.minimum(group * ROWS + ROWS, programs)
+    if _is_last(arrived + group, end - begin):
+        total, mean, squares = _all_moments(parts, begin, end, block, channels, ROWS, BLOCK)
+        _store_moments(parts, programs + group, channel, channels, total, mean, squares)
+        if _is_last(arrived + groups, groups):
+            begin, end = programs, programs + groups
+            total, mean, squares = _all_moments(parts, begin, end, block, channels, ROWS, BLOCK)
+            variance = (squares / total).to(tl.float64)
+            inverse_std = (1.0 / tl.sqrt(variance + eps)).to(tl.float32)
+            scale = inverse_std
+            if weight is not None:
+                scale = inverse_std * tl.load(weight + channel, mask=real, other=0).to(tl.float32)
+            shift = -mean * scale
+            if bias is not None:
+                shift += tl.load(bias + channel, mask=real, other=0).to(tl.float32)
+            tl.store(values + channel, mean, mask=real)
+            tl.store(values + channels + channel, inverse_std, mask=real)
+            tl.store(values + 2 * channels + channel, scale, mask=real)
+            tl.store(values + 3 * channels + channel, shift, mask=real)
+            if running_mean is not None:
+                old = tl.load(running_mean + channel, mask=real, other=0).to(tl.float32)
+                tl.store(running_mean + channel, (1 - momentum) * old + momentum * mean, mask=real)
+                old = tl.load(running_var + channel, mask=real, other=0).to(tl.float32)
+                new = (1 - momentum) * old + momentum * squares / (total - 1)
+                tl.store(running_var + channel, new, mask=real)
+            if batches is not None and block == 0:
+                tl.store(batches, tl.load(batches) + 1)
 
 
 @triton.jit
-def _channel_values(
-    values, parts, weight, bias, eps, running_mean, running_var, momentum, batches, channels,
-    programs, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    part = tl.arange(0, PROGRAMS)
-    real = channel < channels
-    inside = (part[:, None] < programs) & real[None, :]
-    at = parts + part[:, None] * 3 * channels + channel[None, :]
-    count = tl.load(at, mask=inside, other=0)
-    means = tl.load(at + channels, mask=inside, other=0)
-    squares = tl.load(at + 2 * channels, mask=inside, other=0)
-    total = tl.sum(count, 0)
-    total = tl.where(real, total, 2.0)  # avoids 0 / 0 beyond the last channel
-    mean = tl.sum(count * means, 0) / total
-    deviation = means - mean[None, :]
-    square = tl.sum(squares + count * deviation * deviation, 0)
-    inverse_std = (1.0 / tl.sqrt((square / total).to(tl.float64) + eps)).to(tl.float32)
-    scale = inverse_std
-    if weight is not None:
-        scale = inverse_std * tl.load(weight + channel, mask=real, other=0).to(tl.float32)
-    shift = -mean * scale
-    if bias is not None:
-        shift += tl.load(bias + channel, mask=real, other=0).to(tl.float32)
-    tl.store(values + channel, mean, mask=real)
-    tl.store(values + channels + channel, inverse_std, mask=real)
-    tl.store(values + 2 * channels + channel, scale, mask=real)
-    tl.store(values + 3 * channels + channel, shift, mask=real)
-    if running_mean is not None:
-        old = tl.load(running_mean + channel, mask=real, other=0).to(tl.float32)
-        tl.store(running_mean + channel, (1 - momentum) * old + momentum * mean, mask=real)
-        old = tl.load(running_var + channel, mask=real, other=0).to(tl.float32)
-        unbiased = square / (total - 1)
-        tl.store(running_var + channel, (1 - momentum) * old + momentum * unbiased, mask=real)
-    if batches is not None and tl.program_id(0) == 0:
-        tl.store(batches, tl.load(batches) + 1)
+def _store_moments(parts, part, channel, channels, count, mean, squares):
+    at = parts + part * 3 * channels + channel
+    tl.store(at, tl.zeros_like(mean) + count, mask=channel < channels)
+    tl.store(at + channels, mean, mask=channel < channels)
+    tl.store(at + 2 * channels, squares, mask=channel < channels)
+
+
+@triton.jit
+def _all_moments(parts, begin, end, block, channels, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Those of the parts from `begin` to `end`. Each element of the tile combines every ROWS-th."""
+    channel = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+    count = tl.zeros((ROWS, 1), tl.float32)
+    mean = tl.zeros((ROWS, BLOCK), tl.float32)
+    squares = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in range(begin, end, ROWS):
+        part = start + tl.arange(0, ROWS)[:, None]
+        at = parts + part * 3 * channels
+        inside = (part < end) & (channel < channels)
+        more = tl.load(at + block * BLOCK, mask=part < end, other=0)  # the same of each channel
+        delta = tl.load(at + channels + channel, mask=inside, other=0) - mean
+        added = tl.load(at + 2 * channels + channel, mask=inside, other=0)
+        fraction = more / tl.maximum(count + more, 1.0)
+        mean += delta * fraction
+        squares += added + delta * delta * count * fraction
+        count += more
+    return _combined(count, mean, squares)
+
+
+@triton.jit
+def _combined(count, mean, squares):
+    """Number of values, (), mean and squares of each column, (BLOCK,), from those of the elements,
+    (ROWS, BLOCK); count is (ROWS, 1)."""
+    total = tl.sum(count)
+    column_mean = tl.sum(mean * count, 0) / total
+    deviation = mean - column_mean[None, :]
+    return total, column_mean, tl.sum(squares + count * deviation * deviation, 0)
 
 
 # ---- the backward pass of BatchNorm, and of the ReLU that follows it -----------------------------
@@ -261,36 +313,23 @@ def gradient_sums(
     """
     images = [image for image in (grad, c, y, relu_grad) if image is not None]
     layout = layout_of(*images)
-    parts = c.new_empty(layout.programs, 2, layout.channels, dtype=torch.float32)
+    parts, arrivals = _parts(c, layout, 2)
     _gradient_sums[(layout.programs * layout.blocks,)](
-        parts, relu_grad, grad, c, y, *values, layout.rows, layout.channels, layout.programs, relu,
-        layout.tile, layout.block, **OPTIONS,
+        parts, arrivals, relu_grad, grad, c, y, *values, layout.rows, layout.channels,
+        layout.programs, relu, layout.tile, layout.block, **OPTIONS,
     )  # fmt: skip
-    sums = parts.new_empty(2, layout.channels)
-    columns = 2 * layout.channels
-    _add_parts[(ceil_div(columns, SUMMED),)](
-        sums, parts, columns, layout.programs, power_of_2(layout.programs), SUMMED, **OPTIONS
-    )
-    return sums
-
-
-@triton.jit
-def _add_parts(sums, parts, columns, programs, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    part = tl.arange(0, PROGRAMS)
-    inside = (part[:, None] < programs) & (column[None, :] < columns)
-    value = tl.load(parts + part[:, None] * columns + column[None, :], mask=inside, other=0)
-    tl.store(sums + column, tl.sum(value, 0), mask=column < columns)
+    return parts[-1]
 
 
 @triton.jit
 def _gradient_sums(
-    parts, relu_grad, grad, c, y, mean, inverse_std, scale, shift, rows, channels, programs,
-    RELU: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    parts, arrivals, relu_grad, grad, c, y, mean, inverse_std, scale, shift, rows, channels,
+    programs, RELU: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(channels, BLOCK)
     first = tl.program_id(0) // blocks
-    channel = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    block = tl.program_id(0) % blocks
+    channel = block * BLOCK + tl.arange(0, BLOCK)
     real = channel < channels
     channel_mean = tl.load(mean + channel, mask=real, other=0)
     factor = tl.load(scale + channel, mask=real, other=0)
@@ -315,6 +354,30 @@ def _gradient_sums(
     at = parts + first * 2 * channels + channel
     tl.store(at, tl.sum(sum_dy, 0), mask=real)
     tl.store(at + channels, tl.sum(sum_dy_x, 0) * inverse, mask=real)
+    group, groups = first // ROWS, tl.cdiv(programs, ROWS)
+    arrived = arrivals + block * (groups + 1)
+    begin, end = group * ROWS, tl.minimum(group * ROWS + ROWS, programs)
+    if _is_last(arrived + group, end - begin):
+        _add_sums(parts, begin, end, programs + group, channel, channels, ROWS, BLOCK)
+        if _is_last(arrived + groups, groups):
+            end = programs + groups
+            _add_sums(parts, programs, end, end, channel, channels, ROWS, BLOCK)
+
+
+@triton.jit
+def _add_sums(parts, begin, end, into, channel, channels, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Stores the sums of the parts from `begin` to `end` as part `into`."""
+    sum_dy = tl.zeros((ROWS, BLOCK), tl.float32)
+    sum_dy_x = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in range(begin, end, ROWS):
+        part = start + tl.arange(0, ROWS)[:, None]
+        inside = (part < end) & (channel[None, :] < channels)
+        at = parts + part * 2 * channels + channel[None, :]
+        sum_dy += tl.load(at, mask=inside, other=0)
+        sum_dy_x += tl.load(at + channels, mask=inside, other=0)
+    of_sums = parts + into * 2 * channels + channel
+    tl.store(of_sums, tl.sum(sum_dy, 0), mask=channel < channels)
+    tl.store(of_sums + channels, tl.sum(sum_dy_x, 0), mask=channel < channels)
 
 
 def input_gradient(
