@@ -17,7 +17,8 @@ turn.
 setfit: the same few texts as in the study, with the same seeds, by SetFit's own package: pairs of
 texts, then logistic regression. --python: that of an environment with setfit, and all of this.
 
-The output has results.jsonl or trainer.json or setfit.jsonl, summary.json, table.md and the runs' own folders.
+The output has results.jsonl, trainer.json or setfit.jsonl, summary.json, table.md and the runs' own
+folders.
 """
 
 import argparse
