@@ -15,7 +15,8 @@ trainer: the same encoder, texts, batches, epochs and rates in Hugging Face's Tr
 as it makes them and with its batches of texts of similar lengths; each in a process of its own, in
 turn.
 setfit: the same few texts as in the study, with the same seeds, by SetFit's own package: pairs of
-texts, then logistic regression. --python: that of an environment with setfit, and all of this.
+texts, then logistic regression. --python: of an environment that has setfit besides what this
+project needs.
 
 The output has results.jsonl, trainer.json or setfit.jsonl, summary.json, table.md and the runs' own
 folders.
@@ -77,7 +78,7 @@ def options_of(argv: list[str] | None) -> argparse.Namespace:
     add("--sizes", type=int, nargs="+", help="numbers of texts, 0 for all (default: five)")
     add("--texts", type=int, default=2000, help="texts to train on, for trainer (default: 2000)")
     add("--repetitions", type=int, default=2, help="for trainer (default: 2)")
-    add("--python", default=sys.executable, help="for setfit (default: this one)")
+    add("--python", default=sys.executable, help="the Python that has setfit (default: this one)")
     add("--precision", choices=("fp32", "bf16"), default="fp32")
     options = parser.parse_args(argv)
     studies.require_one(options, "seeds", "texts", "repetitions")
@@ -323,7 +324,7 @@ def train_by_setfit(argv: list[str]) -> None:
     started = time.perf_counter()
     classifier = SetFitModel.from_pretrained(model)
     folder = f"{os.environ.get('TMPDIR', '/tmp')}/setfit-{os.getpid()}"
-    # All pairs, the default, of more texts take hours; 20 for each text are those of its paper.
+    # All pairs are the default, and too many of more texts; its paper has 20 for each text.
     pairs = {} if len(few) <= 64 else {"num_iterations": 20}
     arguments = TrainingArguments(
         output_dir=folder, seed=int(seed), report_to="none", save_strategy="no", **pairs

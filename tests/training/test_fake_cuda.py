@@ -157,39 +157,8 @@ def test_ngd(tmp_path, gpu, options, monkeypatch):
     take_steps(gpu, trainer, steps=3)
 
 
-@pytest.mark.slow
-def test_what_graphs_hold(tmp_path, gpu, monkeypatch):
-    """Of NGD's two kinds of steps, with a policy that learns in every third one: what is captured
-    neither waits nor copies from the host."""
-    monkeypatch.setattr(ngd_batch, "EARLY_UPDATES", 1)
-    recorder = StandIn()
-    capture = recorder.capture
-
-    def watched(function):
-        def checked():
-            before = gpu.copies, gpu.copied_back
-            with gpu.watched():
-                function()
-            assert (gpu.copies, gpu.copied_back) == before
-
-        return capture(checked)
-
-    monkeypatch.setattr(recorder, "capture", watched)
-    trainer = make_trainer(
-        tmp_path, optimizer="ngd", device=CUDA, mixing=mixing("policy", update_every=3),
-        optimizer_options={"ngd_update_period": 2},
-    )  # fmt: skip
-    use_graphs(trainer, recorder, rate_dtype=torch.float32)
-    for epoch in range(4):
-        for _ in steps_of(trainer, epoch):
-            gpu.steps += 1
-    assert recorder.captured == 2 and recorder.replayed >= 3
-
-
-def test_what_graphs_of_texts_hold(tmp_path, gpu, monkeypatch):
-    """Attention over packed rows, texts mixed inside the model: nothing waits or is copied from the
-    host, in whatever order the two sizes come."""
-    monkeypatch.setattr(text_loader, "SIZES", 2)
+def watched_recorder(gpu) -> StandIn:
+    """Fails where what a graph holds waits, or copies from the host."""
     recorder = StandIn()
     capture = recorder.capture
 
@@ -203,6 +172,30 @@ def test_what_graphs_of_texts_hold(tmp_path, gpu, monkeypatch):
         return capture(checked)
 
     recorder.capture = watched
+    return recorder
+
+
+@pytest.mark.slow
+def test_what_graphs_hold(tmp_path, gpu, monkeypatch):
+    """Of NGD's two kinds of steps, with a policy that learns in every third one."""
+    monkeypatch.setattr(ngd_batch, "EARLY_UPDATES", 1)
+    recorder = watched_recorder(gpu)
+    trainer = make_trainer(
+        tmp_path, optimizer="ngd", device=CUDA, mixing=mixing("policy", update_every=3),
+        optimizer_options={"ngd_update_period": 2},
+    )  # fmt: skip
+    use_graphs(trainer, recorder, rate_dtype=torch.float32)
+    for epoch in range(4):
+        for _ in steps_of(trainer, epoch):
+            gpu.steps += 1
+    assert recorder.captured == 2 and recorder.replayed >= 3
+
+
+def test_what_graphs_of_texts_hold(tmp_path, gpu, monkeypatch):
+    """Attention over packed rows, texts mixed inside the model, in whatever order the two sizes
+    come."""
+    monkeypatch.setattr(text_loader, "SIZES", 2)
+    recorder = watched_recorder(gpu)
     trainer = text_trainer(
         tmp_path, precision="bf16", fused="speed", mixup="mixup", clean_accuracy=True
     )

@@ -116,7 +116,7 @@ class CudaGraphs(Engine):
         if facts.compiled:
             return "--compile makes kernels of its own"
         if facts.shapes_vary:
-            return "its batches differ in shape, by --batch_tokens or --image_size_schedule"
+            return "batches differ in shape, by --batch_tokens or --image_size_schedule"
         if facts.scales_loss:
             return "the loss scaler of fp16 decides on the host; take --precision bf16"
         if facts.processes > 1:
