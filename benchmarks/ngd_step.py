@@ -6,11 +6,11 @@
     python benchmarks/ngd_step.py --only training --device cuda --batch 256 --precision bf16
 
 `step`: the optimizer alone, over the parameters of ResNet-50 and of a Transformer with six layers,
-with float32 and with "fast" products, against fused and foreach SGD, and against natural gradient
-as PyTorch code for it is usually written (`Usual`, below): tensor after tensor, axis after axis,
-with numbers read by the host. They take turns; one turn is one period of updates. "NGD" is the
-default form of --ngd, "NGD, paper" that of the usual version, which is checked to take the same
-steps. "products alone" are the matrix products of "NGD" and nothing else.
+with float32 and with "fast" products, against Muon, fused and foreach SGD, and natural gradient as
+PyTorch code for it is usually written (`Usual`, below): tensor after tensor, axis after axis, with
+numbers read by the host. They take turns; one turn is one period of updates. "NGD" is the default
+form of --ngd, "NGD, paper" that of the usual version, which is checked to take the same steps.
+"products alone" are the matrix products of "NGD" and nothing else.
 
 `training`: forward, backward and step of ResNet-50 on pictures of 32x32, with NGD and with fused
 SGD. On a GPU it also runs a period in which PyTorch raises an error wherever the host waits.
@@ -135,8 +135,10 @@ def optimizers(lr: float) -> dict[str, Callable[[nn.Module], torch.optim.Optimiz
         "NGD": ngd,
         "NGD, fast": partial(ngd, ngd_products="fast"),
         "NGD, channels": partial(ngd, ngd_axes="channels"),
+        "NGD, orthogonal": partial(ngd, ngd_orthogonal=True),
         "NGD, paper": of_parameters(NGD, **paper),
         "fused SGD": of_parameters(torch.optim.SGD, fused=True, **sgd),
+        "Muon": partial(build_optimizer, "muon", lr=lr, weight_decay=DECAY),
         "foreach SGD": of_parameters(torch.optim.SGD, foreach=True, **sgd),
         "usual NGD": of_parameters(Usual),
     }
@@ -270,6 +272,7 @@ def measure_steps(device: torch.device, repetitions: int) -> dict:
         figures = side_by_side(runs, repetitions)
         pairs = [("NGD", name) for name in runs if name != "NGD"]
         pairs += [("NGD, fast", "usual NGD"), ("NGD, paper", "usual NGD")]
+        pairs += [("NGD, orthogonal", "Muon")]
         results[case] = {
             "steps_per_second": figures,
             "megabytes": {

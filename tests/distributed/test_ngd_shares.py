@@ -34,6 +34,7 @@ SETTINGS = {
         "power": 0.5,
         "alpha": 0.01,
         "momentum_first": True,
+        "orthogonal": True,
     },
     "fixed_coupled": {"norm": "fixed", "weight_decay": 0.1, "axes": "channels"},
 }

@@ -54,7 +54,7 @@ def train(exchange, strategy: str, name: str, options: dict) -> list[torch.Tenso
         ("lamb", {}),
         ("lamb", {"decay_all": True}),
         ("lamb", {"decay_all": True, "lamb_bias_correction": False}),
-        ("muon", {"muon_normalize": True}),
+        ("muon", {"muon_normalize": True, "adam_lr_scale": 0.5}),
         ("muon", {"decay_all": True, "lookahead_k": 3}),
         ("madgrad", {}),
         ("fusednovograd", {"decay_all": True}),

@@ -168,6 +168,14 @@ def test_ngd_leaves_to_adam_what_the_model_lists():
     assert "body.tokens.weight" not in stepped_by_adam(model)
 
 
+def test_ngd_with_orthogonal_steps_leaves_the_classifier_to_adam():
+    model = text_model()
+    usual = stepped_by_adam(model)
+    assert stepped_by_adam(model, ngd_orthogonal=True) - usual == {"head.weight"}
+    others = stepped_by_adam(model, ngd_orthogonal=True, heads=[model.hidden.weight])
+    assert others - usual == {"hidden.weight"}
+
+
 def test_ngd_leaves_nothing_to_adam_in_the_papers_form_or_where_told():
     assert not stepped_by_adam(text_model(), ngd_norm="gradient")
     assert not stepped_by_adam(text_model(), ngd_adam=False)

@@ -1,4 +1,4 @@
-"""--layer_decay and --head_lr: parameters with learning rates of their own."""
+"""--layer_decay, --head_lr and --adam_lr_scale: parameters with learning rates of their own."""
 
 import copy
 
@@ -52,11 +52,11 @@ def test_a_step_of_sgd_is_scaled():
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-10, atol=1e-12)
 
 
-def at_work(name: str, model, scales) -> torch.optim.Optimizer:
+def at_work(name: str, model, scales, lr: float = 1e-3, **more) -> torch.optim.Optimizer:
     """The optimizer, with the rates that a schedule sets."""
-    own = OPTIMIZERS[name].own_defaults()
-    optimizer = build_optimizer(name, model, lr=1e-3, weight_decay=0.1, lr_scales=scales, **own)
-    build_schedule("constant", lr=1e-3, total_steps=4, steps_per_epoch=4).apply(optimizer, 0)
+    own = OPTIMIZERS[name].own_defaults() | more
+    optimizer = build_optimizer(name, model, lr=lr, weight_decay=0.1, lr_scales=scales, **own)
+    build_schedule("constant", lr=lr, total_steps=4, steps_per_epoch=4).apply(optimizer, 0)
     return optimizer
 
 
@@ -150,3 +150,36 @@ def test_every_optimizer_follows_the_rates_of_its_groups(name):
         if p.ndim > 1
     }
     assert 0 < moved["patch_embed.proj.weight"] < 0.01 * moved["blocks.0.mlp.fc1.weight"]
+
+
+@pytest.mark.parametrize("name", ("muon", "ngd"))
+def test_adam_takes_a_rate_of_its_own(name):
+    """What Adam steps moves as it does at a quarter of the rate, all else as at the whole."""
+    moved = []
+    for lr, scale in ((1e-3, 0.25), (1e-3, 1.0), (2.5e-4, 1.0)):
+        model = vit()
+        before = [p.detach().clone() for p in model.parameters()]
+        heads = [*model.head.parameters()]
+        step(model, at_work(name, model, None, lr, adam_lr_scale=scale, heads=heads), 0)
+        moved.append([p.detach() - old for p, old in zip(model.parameters(), before, strict=True)])
+    slow = {n for n, p in model.named_parameters() if p.ndim < 2 or n in ("cls_token", "pos_embed")}
+    if name == "muon":
+        slow.add("head.weight")
+    for (n, _), ours, whole, quarter in zip(model.named_parameters(), *moved, strict=True):
+        torch.testing.assert_close(ours, quarter if n in slow else whole, rtol=1e-12, atol=1e-15)
+        assert not torch.allclose(whole, quarter)
+
+
+@pytest.mark.parametrize("name", ("muon", "ngd"))
+def test_the_heads_rate_is_the_one_that_was_asked_for(name):
+    model = vit()
+    heads = [*model.head.parameters()]
+    scales = lr_scales(model, 0.5, 3.0)
+    own = OPTIMIZERS[name].own_defaults() | {"adam_lr_scale": 0.25, "heads": heads}
+    groups = build_optimizer(
+        name, model, lr=LR, weight_decay=0.1, lr_scales=scales, exact=heads, **own
+    ).param_groups
+    rates = {p: group["base_lr"] / LR for group in groups for p in group["params"]}
+    assert [rates[p] for p in heads] == [3.0, 3.0]
+    block = model.blocks[2]
+    assert (rates[block.mlp.fc1.weight], rates[block.mlp.fc1.bias]) == (0.5, 0.125)

@@ -17,7 +17,9 @@ from utils.settings.config import parse
     [
         ("momentum", ["--optimizer", "adamw"]),
         ("momentum", ["--optimizer", "lamb"]),
-        *((name, ["--optimizer", "muon"]) for name in OPTIMIZERS["ngd"].own),
+        *((name, ["--optimizer", "adamw"]) for name in OPTIMIZERS["ngd"].own),
+        ("adam_lr_scale", ["--optimizer", "ngd", "--ngd_adam", "false"]),
+        ("ngd_alpha", ["--optimizer", "muon"]),
         ("warmup_epochs", ["--warmup_steps", "5"]),
         ("decay_all", ["--weight_decay", "0"]),
         ("cache_dir", ["--dataset", "cifar10", "--baseline", "false"]),

@@ -143,6 +143,7 @@ def test_lookahead(tmp_path, gpu, optimizer):
         {"ngd_norm": "gradient"},
         {"ngd_power": 1.0, "ngd_momentum_first": False, "ngd_adam": False},
         {"ngd_products": "fast"},
+        {"ngd_orthogonal": True},
         {"ngd_axes": "channels", "ngd_rank": 2},
         {"lookahead_k": 2},
     ],

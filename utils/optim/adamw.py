@@ -37,6 +37,16 @@ class AdamFlags:
         return {"betas": betas_of(self.betas), "eps": eps if self.eps is None else self.eps}
 
 
+@dataclass
+class AdamPartFlags:
+    adam_lr_scale: float = optimizer_flag(
+        1.0,
+        "Learning rate of what muon and ngd leave to Adam, which is embeddings, norms and biases, "
+        "and with muon the classifier, in multiples of --lr; --head_lr replaces it for the head",
+        above=0,
+    )
+
+
 def betas_of(text: str) -> tuple[float, float]:
     """The two numbers of `--betas`. Raises UserError."""
     try:

@@ -88,6 +88,7 @@ def build_optimizer(
     in_place_of: Callable[[Tensor], Tensor] = lambda parameter: parameter,
     exchange: Exchange | None = None,
     lr_scales: Mapping[Tensor, float] | None = None,
+    exact: Iterable[Tensor] = (),
     heads: Iterable[Tensor] = (),
     **own,
 ) -> Optimizer:
@@ -111,6 +112,8 @@ def build_optimizer(
         lr_scales: what the learning rate of a parameter is multiplied by, for every parameter that
             the optimizer steps; its groups are divided accordingly, and state it as `lr_scale`.
             None: 1 for all.
+        exact: parameters whose scale is that of `lr_scales` alone, although the optimizer scales
+            the rates of their group (`adam_lr_scale`).
         heads: parameters of the model's classifier, for the few optimizers that treat them apart.
         own: settings of this optimizer alone (`OptimizerEntry.own`), and its `products`.
     """
@@ -124,7 +127,7 @@ def build_optimizer(
         own["heads"] = [in_place_of(parameter) for parameter in heads]
     optimizer = entry.make(groups, lr=lr, **own)
     if lr_scales is not None:
-        _divide_by_scale(optimizer, lr_scales)
+        _divide_by_scale(optimizer, lr_scales, {id(in_place_of(p)) for p in exact})
     if lookahead_k is not None:
         from .lookahead import Lookahead
 
@@ -134,13 +137,17 @@ def build_optimizer(
     return optimizer
 
 
-def _divide_by_scale(optimizer: Optimizer, lr_scales: Mapping[Tensor, float]) -> None:
+def _divide_by_scale(
+    optimizer: Optimizer, lr_scales: Mapping[Tensor, float], exact: set[int]
+) -> None:
     """Divides the groups of a new optimizer so that all parameters of a group have one scale."""
     groups = []
     for group in optimizer.param_groups:
         by_scale: dict[float, list[Tensor]] = {}
+        of_group = group.get("lr_scale", 1.0)
         for parameter in group["params"]:
-            by_scale.setdefault(lr_scales[parameter], []).append(parameter)
+            own = 1.0 if id(parameter) in exact else of_group
+            by_scale.setdefault(own * lr_scales[parameter], []).append(parameter)
         groups += [
             group | {"params": members, "lr_scale": scale} for scale, members in by_scale.items()
         ]

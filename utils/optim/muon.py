@@ -16,7 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .adamw import ADAMW
+from .adamw import ADAMW, AdamPartFlags
 from .entry import MATRICES, OptimizerEntry, optimizer_flag
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class MuonFlags:
+class MuonFlags(AdamPartFlags):
     muon_normalize: bool = optimizer_flag(
         False,
         "Scale each matrix to rows of norm 1, on average, before each step; for networks whose "
@@ -43,6 +43,7 @@ def make(
     exchange: "Exchange | None" = None,
     heads: "Collection[Tensor]" = (),
     muon_normalize: bool = False,
+    adam_lr_scale: float = 1.0,
 ) -> "Optimizer":
     """Adam, with Nesterov momentum and decoupled weight decay, steps the matrices of the classifier
     (`heads`; if there are none, the last matrix of the first group), all of the other groups, which
@@ -51,21 +52,41 @@ def make(
     recommends. Muon's steps are scaled to those of AdamW, so that both take the same rates: Liu et
     al., "Muon is scalable for LLM training" (2025), arXiv:2502.16982, section 2.2.
     """
+    from ..exchange import Exchange
     from .muon_steps import Muon
 
     group, *others = groups
-    matrices = [p for p in group["params"] if p.ndim == 2]
     own = [group]
-    if matrices:
-        known = {id(p) for p in heads}
-        of_head = [p for p in matrices if id(p) in known] or matrices[-1:]
+    if of_head := heads_in(group["params"], heads):
         hidden = [p for p in group["params"] if not any(p is each for each in of_head)]
         own = [group | {"params": hidden}] if hidden else []
         own.append(group | {"params": of_head, "use_fallback": True})
     for other in others:
         embeddings = any(p.ndim > 1 for p in other["params"])
         own.append(other | {"use_fallback": True} if embeddings else other)
+    if adam_lr_scale != 1:
+        own = _with_rates(own, adam_lr_scale, exchange or Exchange())
     return Muon(own, lr=lr, momentum=momentum, normalize=muon_normalize, exchange=exchange)
+
+
+def heads_in(parameters: "list[Tensor]", heads: "Collection[Tensor]") -> "list[Tensor]":
+    """The matrices of the classifier; if `heads` has none of them, the last matrix."""
+    known, matrices = {id(p) for p in heads}, [p for p in parameters if p.ndim == 2]
+    return [p for p in matrices if id(p) in known] or matrices[-1:]
+
+
+def _with_rates(groups: list[dict], lr_scale: float, exchange: "Exchange") -> list[dict]:
+    """The groups, what Adam steps in groups of its own with `lr_scale` times the learning rate."""
+    from .muon_steps import is_matrix
+
+    divided = []
+    for group in groups:
+        parts = {True: [], False: []}
+        for p in group["params"]:
+            parts[not group.get("use_fallback") and is_matrix(exchange.shape(p))].append(p)
+        divided.append(group | {"params": parts[True]})
+        divided.append(group | {"params": parts[False], "lr_scale": lr_scale})
+    return [group for group in divided if group["params"]]
 
 
 MUON = OptimizerEntry(

@@ -45,6 +45,7 @@ def build_optimizer_of(
             settings.head_lr and settings.head_lr / settings.lr,
             in_place_of,
         ),
+        exact=_trained_heads(model) if settings.head_lr else (),
         heads=_trained_heads(model) if entry.takes_heads else (),
         weight_decay=settings.weight_decay,
         decay_all=settings.decay_all,

@@ -209,6 +209,8 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
         own = ["momentum", *(name for entry in OPTIMIZERS.values() for name in entry.own)]
         unused = [name for name in own if name not in OPTIMIZERS[self.optimizer].settings]
         yield unused, f"--optimizer {self.optimizer} does not use it", "optimizer"
+        if self.optimizer == "ngd" and self.ngd_adam is False:
+            yield "adam_lr_scale", "Adam steps nothing with --no_ngd_adam", "ngd_adam"
         if self.lookahead_k is None:
             yield "lookahead_alpha", "there is no Lookahead without --lookahead_k", "lookahead_k"
         if self.warmup_steps is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from utils.optim.muon_steps import COEFFICIENTS
 from utils.optim.ngd.fisher import DELTA
 
 EARLY_UPDATES = 10  # steps that all update F, whatever `update_period`
@@ -63,6 +64,18 @@ def first_axis(length: int, rank: int | None) -> Axis:
     return Axis(r, np.zeros((rank, rank)), 0.0)
 
 
+def is_matrix(shape: tuple[int, int]) -> bool:
+    return min(shape) >= 4 and max(shape) <= 128 * min(shape)
+
+
+def orthogonalized(x: np.ndarray) -> np.ndarray:
+    """Odd polynomials of the singular values of X / |X|: a s + b s^3 + c s^5, one after another."""
+    u, s, v = np.linalg.svd(x / np.linalg.norm(x), full_matrices=False)
+    for a, b, c in COEFFICIENTS:
+        s = a * s + b * s**3 + c * s**5
+    return u @ np.diag(s) @ v
+
+
 class Weight:
     """One tensor with its momentum, and its axes longer than 1, if there are at least two."""
 
@@ -75,7 +88,7 @@ class Weight:
     def step(
         self, g, *, lr=0.1, momentum=0.9, nesterov=True, dampening=0.0, weight_decay=0.0,
         decoupled=False, alpha=4.0, update_period=4, eta=0.1, norm="gradient", power=1.0,
-        momentum_first=False,
+        momentum_first=False, orthogonal=False,
     ):  # fmt: skip
         """Each axis sees the gradient as the axes before it leave it, with the first F still."""
         if decoupled:
@@ -91,6 +104,8 @@ class Weight:
             if self.steps < EARLY_UPDATES or self.steps % update_period == 0:
                 axis.update(x, eta)
             g = np.moveaxis(x_hat.reshape(turned.shape), -1, k)
+        if orthogonal and self.axes and g.ndim == 2 and g.any() and is_matrix(g.shape):
+            g = orthogonalized(g)
         if norm == "fixed" and g.any():
             g = g * (0.2 * np.sqrt(g.size) / np.linalg.norm(g))
         if not momentum_first:

@@ -25,7 +25,10 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["float64", "float32"]
 NATURAL = {
     "paper": {},
     "root": {"momentum_first": True, "power": 0.5, "alpha": 0.01, "norm": "fixed"},
-}
+    "orthogonal": {
+        "momentum_first": True, "power": 0.5, "alpha": 0.01, "norm": "fixed", "orthogonal": True,
+    },
+}  # fmt: skip
 FORMS = NATURAL | {"adam": {"adam": True}}
 each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 each_natural_form = pytest.mark.parametrize("form", NATURAL.values(), ids=NATURAL)

@@ -45,6 +45,9 @@ SETTINGS = {
         "momentum_first": True, "nesterov": False, "dampening": 0.3, "power": 0.5, "norm": "fixed",
         "weight_decay": 0.1,
     },
+    "orthogonal": {
+        "norm": "fixed", "power": 0.5, "alpha": 0.01, "momentum_first": True, "orthogonal": True,
+    },
     "only_newest": {"eta": 1.0, "alpha": 0.5, "rank": 1, "update_period": 7},
 }  # fmt: skip
 
@@ -61,6 +64,8 @@ EACH_FORM = ("defaults", "decoupled", "root_fixed", "first_plain")
 def case(settings: str):
     """(start, gradients, trajectory) with the learning rate of the tests"""
     shapes = SHAPES if settings in ("defaults", "coupled") else WITHOUT_LONG_AXIS
+    if settings == "orthogonal":
+        shapes = shapes | {"tall": (9, 4), "long": (4, 600)}  # the last one is no matrix to Muon
     steps = 50 if settings in EACH_FORM else 25  # F is updated in the first ten, then every few
     start, gradients = random_start(shapes), random_gradients(shapes, steps)
     return start, gradients, trajectory(start, gradients, lr=0.05, **SETTINGS[settings])
@@ -75,6 +80,7 @@ def case(settings: str):
                 settings, torch.float32, marks=[] if settings in EACH_FORM else pytest.mark.slow
             )
             for settings in SETTINGS
+            if settings != "orthogonal"  # whose iterations are made in bfloat16
         ],
     ],
     ids=str,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...exchange import Exchange
 from ..multi_tensor import Flags, Parameters
+from ..muon_steps import is_matrix
 from .batched_fisher import AxisBatch
 from .fisher import default_rank, zero_fisher
 
@@ -30,6 +31,7 @@ class Batch:
     of whole parameters, while momentum and step cover this rank's rows.
 
     Attributes:
+        is_orthogonal: whether their natural gradients are orthogonalised.
         has_stacked_layout: whether parameters have the memory order and dtype of the stacked
             gradients.
         sizes: elements of the two buffers that natural gradients take; 0 if `is_plain`.
@@ -46,6 +48,8 @@ class Batch:
         self.dtype = kind_of(first)["dtype"]
         self.axes = [self._axis(number, state) for number in axes_of(self.of_one, group["axes"])]
         self.is_plain = is_plain(self.of_one, group)
+        is_orthogonal = group["orthogonal"] and len(self.of_one) == 2 and is_matrix(self.of_one)
+        self.is_orthogonal = bool(is_orthogonal and self.axes)
         # (B, D0, kernel ..., D1), without the axes that do not exist
         of_one = *self.of_one[:1], *self.of_one[2:], *self.of_one[1:2]
         self.shape = torch.Size((len(parameters), *of_one))

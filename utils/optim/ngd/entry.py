@@ -7,17 +7,22 @@ for SGD.
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ..adamw import AdamPartFlags
 from ..entry import MATRICES, OptimizerEntry, Range, optimizer_flag
+from ..muon import heads_in
 from ..sgd import SGD
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from torch import Tensor
     from torch.optim import Optimizer
 
     from ...exchange import Exchange
 
 
 @dataclass
-class NgdFlags:
+class NgdFlags(AdamPartFlags):
     ngd_alpha: float | None = optimizer_flag(
         None,
         "Damping of ngd's Fisher matrices, in multiples of their mean diagonal; larger is "
@@ -70,9 +75,14 @@ class NgdFlags:
     )
     ngd_adam: bool | None = optimizer_flag(
         None,
-        "With ngd, steps of AdamW for embeddings, norms and biases, with the same --lr",
+        "With ngd, steps of AdamW for embeddings, norms and biases",
         default_text="on with --ngd_norm fixed, off with gradient",
         before=False,
+    )
+    ngd_orthogonal: bool = optimizer_flag(
+        False,
+        "Make all singular values of ngd's steps of hidden matrices about 1, as muon does, and "
+        "leave the classifier to Adam; kernels step as without it",
     )
 
 
@@ -95,6 +105,7 @@ def make(
     momentum: float,
     ngd_products: str = "float32",
     exchange: "Exchange | None" = None,
+    heads: "Collection[Tensor]" = (),
     **flags,
 ) -> "Optimizer":
     """With Nesterov momentum, unless momentum is 0. Weight decay is decoupled with `ngd_norm`
@@ -103,6 +114,7 @@ def make(
 
     Args:
         groups: the first has all matrices that are not embeddings.
+        heads: parameters of the classifier, as in muon.py.
         flags: of NgdFlags.
     """
     from .optimizer import NGD
@@ -110,8 +122,9 @@ def make(
     given = NgdFlags(**flags)
     flags = vars(given) | missing_flags(given)
     own = {name.removeprefix("ngd_"): value for name, value in flags.items()}
+    scale = own.pop("adam_lr_scale")
     if own.pop("adam"):
-        groups = _with_adam(groups)
+        groups = _with_adam(groups, scale, heads if own["orthogonal"] else None)
     return NGD(
         groups,
         lr=lr,
@@ -124,13 +137,20 @@ def make(
     )
 
 
-def _with_adam(groups: list[dict]) -> list[dict]:
-    """The groups, with all but the matrices of the first one marked for Adam's steps."""
+def _with_adam(
+    groups: list[dict], lr_scale: float, heads: "Collection[Tensor] | None"
+) -> list[dict]:
+    """The groups, with all but the matrices of the first one marked for Adam's steps, with
+    `lr_scale` times the learning rate; and unless `heads` is None those of the classifier, too."""
     group, *others = groups
-    matrices = [p for p in group["params"] if p.ndim > 1]
-    rest = [p for p in group["params"] if p.ndim <= 1]
-    own = [group | {"params": matrices}, group | {"params": rest, "adam": True}]
-    own += [other | {"adam": True} for other in others]
+    of_adam = {id(p) for p in group["params"] if p.ndim <= 1}
+    if heads is not None:
+        of_adam |= {id(p) for p in heads_in(group["params"], heads)}
+    matrices = [p for p in group["params"] if id(p) not in of_adam]
+    rest = [p for p in group["params"] if id(p) in of_adam]
+    adam = {"adam": True, "lr_scale": lr_scale}
+    own = [group | {"params": matrices}, group | {"params": rest} | adam]
+    own += [other | adam for other in others]
     return [each for each in own if each["params"]]
 
 
@@ -177,6 +197,7 @@ NGD_ENTRY = NgdEntry(
     flags=NgdFlags,
     needs=MATRICES,
     takes_exchange=True,
+    takes_heads=True,
     whole_state=("basis_", "spectrum_", "rest_"),
     capturable=True,
     ranges={

@@ -95,6 +95,8 @@ class NGD(Optimizer):
             then that of the averaged gradients.
         adam: all parameters of the group take AdamW's steps, with its `lr` and
             `weight_decay`: for embeddings, norms and biases.
+        orthogonal: natural gradients of matrices (rows, columns), not of kernels, are
+            orthogonalised as in Muon (`orthogonalize_` of muon_steps.py), then scaled to `norm`.
         products: precision of the factors in products with gradients: "float32", or "fast", that of
             matrix units (TF32 on a GPU, bfloat16 on a CPU that has them), summed in float32.
             Gradients that were computed in bfloat16 are no more precise than that.
@@ -134,6 +136,7 @@ class NGD(Optimizer):
         power: float = 1.0,
         momentum_first: bool = False,
         adam: bool = False,
+        orthogonal: bool = False,
         products: str = "float32",
         exchange: Exchange | None = None,
     ):
@@ -141,7 +144,8 @@ class NGD(Optimizer):
             "lr": lr, "momentum": momentum, "nesterov": nesterov, "dampening": dampening,
             "weight_decay": weight_decay, "decoupled": decoupled, "alpha": alpha, "rank": rank,
             "update_period": update_period, "eta": eta, "axes": axes, "norm": norm,
-            "power": power, "momentum_first": momentum_first, "adam": adam, "products": products,
+            "power": power, "momentum_first": momentum_first, "adam": adam,
+            "orthogonal": orthogonal, "products": products,
         }  # fmt: skip
         self._exchange = exchange or Exchange()
         self._batches: list[Batch] = []
@@ -324,7 +328,10 @@ _SETTINGS = {
     "power": (lambda value: value in POWERS, "1 or 0.5"),
     "momentum_first": (_is_bool, "true or false"),
     "adam": (_is_bool, "true or false"),
+    "orthogonal": (_is_bool, "true or false"),
     "products": (lambda value: value in PRODUCTS, f"one of {', '.join(PRODUCTS)}"),
 }
 # Settings on which batches depend: they are rebuilt if one changes.
-_OF_BATCHES = ("rank", "axes", "norm", "power", "momentum_first", "adam", "update_period")
+_OF_BATCHES = (
+    "rank", "axes", "norm", "power", "momentum_first", "adam", "orthogonal", "update_period",
+)  # fmt: skip

@@ -11,6 +11,7 @@ from torch import Tensor
 from ...machine.backends import float32_products
 from ..found_inf import is_on_host
 from ..multi_tensor import Flags, Parameters
+from ..muon_steps import LEAST_NORM, PIECE, orthogonalize_
 from .batch import Batch, as_parameters, fixed_norm
 from .batched_fisher import Product, norms
 
@@ -81,11 +82,26 @@ class NaturalGradients:
             with float32_products("fast") if fast else contextlib.nullcontext():
                 product.take(before if updates and axis.is_ours else None, norm)
             norm = None
+        if batch.is_orthogonal:
+            self._orthogonalize()
         scale = (before if keeps_norm else fixed_norm(batch.of_one)) / norms(self.after)
         scale.nan_to_num_(1.0, posinf=1.0)  # of zeros, or of what float32 cannot square
         self.after.mul_(scale.unsqueeze(1))
         if self.values is not self.natural:
             torch._foreach_copy_(self.values, self.natural)
+
+    def _orthogonalize(self) -> None:
+        """Makes all singular values of each natural gradient about 1, as Muon does."""
+        rows, columns = self.batch.of_one
+        precision = torch.float64 if self.batch.dtype == torch.float64 else torch.bfloat16
+        whole = self.after.view(-1, rows, columns)
+        for some in whole.split(max(1, PIECE // (rows * columns))):
+            some = some.mT if rows > columns else some
+            norm = torch.linalg.vector_norm(some, dim=(1, 2), keepdim=True).clamp(min=LEAST_NORM)
+            stack = [torch.empty(some.shape, dtype=precision, device=some.device)]
+            torch.div(some, norm, out=stack[0])
+            orthogonalize_(stack)
+            some.copy_(stack[0])
 
 
 class Stack(Parameters):
