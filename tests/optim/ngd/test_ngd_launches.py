@@ -18,16 +18,19 @@ def transformer() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("make", "most", "most_with_update"),
+    ("make", "orthogonal", "most", "most_with_update"),
     [
-        pytest.param(resnet50, (220, 320), (810, 1200), marks=pytest.mark.slow),
-        pytest.param(transformer, (65, 80), (330, 480), marks=pytest.mark.slow),
+        pytest.param(resnet50, False, (220, 320), (810, 1200), marks=pytest.mark.slow),
+        pytest.param(transformer, False, (65, 80), (330, 480), marks=pytest.mark.slow),
+        pytest.param(transformer, True, (135, 200), (370, 550), marks=pytest.mark.slow),
     ],
-    ids=["resnet50", "transformer"],
+    ids=["resnet50", "transformer", "orthogonal"],
 )
-def test_launches_of_a_step(make, most, most_with_update):
+def test_launches_of_a_step(make, orthogonal, most, most_with_update):
     """`most`: launches, and operations in all."""
-    groups = build_optimizer("ngd", make(), lr=0.02, weight_decay=0.05).param_groups
+    groups = build_optimizer(
+        "ngd", make(), lr=0.02, weight_decay=0.05, ngd_orthogonal=orthogonal
+    ).param_groups
     with fake_cuda():
         for group in groups:
             group["params"] = [nn.Parameter(on_the_gpu(p)) for p in group["params"]]
