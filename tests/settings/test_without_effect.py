@@ -19,6 +19,7 @@ from utils.settings.config import parse
         ("momentum", ["--optimizer", "lamb"]),
         *((name, ["--optimizer", "adamw"]) for name in OPTIMIZERS["ngd"].own),
         ("adam_lr_scale", ["--optimizer", "ngd", "--ngd_adam", "false"]),
+        ("adam_lr_scale", ["--optimizer", "ngd", "--ngd_norm", "gradient"]),
         ("ngd_alpha", ["--optimizer", "muon"]),
         ("warmup_epochs", ["--warmup_steps", "5"]),
         ("decay_all", ["--weight_decay", "0"]),

@@ -209,8 +209,11 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
         own = ["momentum", *(name for entry in OPTIMIZERS.values() for name in entry.own)]
         unused = [name for name in own if name not in OPTIMIZERS[self.optimizer].settings]
         yield unused, f"--optimizer {self.optimizer} does not use it", "optimizer"
-        if self.optimizer == "ngd" and self.ngd_adam is False:
-            yield "adam_lr_scale", "Adam steps nothing with --no_ngd_adam", "ngd_adam"
+        if self.optimizer == "ngd":
+            values = OPTIMIZERS["ngd"].values_of(self)
+            if not (values | OPTIMIZERS["ngd"].own_defaults(**values))["ngd_adam"]:
+                cause = "ngd_norm" if self.ngd_adam is None else "ngd_adam"
+                yield "adam_lr_scale", "without --ngd_adam nothing is left to Adam", cause
         if self.lookahead_k is None:
             yield "lookahead_alpha", "there is no Lookahead without --lookahead_k", "lookahead_k"
         if self.warmup_steps is not None:

@@ -81,8 +81,8 @@ class NgdFlags(AdamPartFlags):
     )
     ngd_orthogonal: bool = optimizer_flag(
         False,
-        "Make all singular values of ngd's steps of hidden matrices about 1, as muon does, and "
-        "leave the classifier to Adam; kernels step as without it",
+        "Make all singular values of ngd's steps of hidden matrices about 1, as muon does, and, "
+        "with --ngd_adam, leave the classifier to Adam; kernels step as without it",
     )
 
 
