@@ -9,7 +9,11 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-UNITS = {"samples_per_second": ("samples/s", 0), "steps_per_second": ("steps/s", 2)}
+UNITS = {
+    "samples_per_second": ("samples/s", 0),
+    "steps_per_second": ("steps/s", 2),
+    "gflop_per_second": ("GFLOP/s", 0),
+}
 
 
 def parser(
