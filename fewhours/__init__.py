@@ -17,9 +17,13 @@ from utils import __version__  # noqa: E402
 from utils.errors import UserError  # noqa: E402
 
 from .callbacks import Callback, StopTraining  # noqa: E402
+from .ensemble import Ensemble  # noqa: E402
 from .run import Run, load, train  # noqa: E402
 
-__all__ = ["Callback", "Run", "StopTraining", "UserError", "__version__", "fit", "load", "train"]
+__all__ = [
+    "Callback", "Ensemble", "Run", "StopTraining", "UserError", "__version__",
+    "fit", "load", "train",
+]  # fmt: skip
 
 
 def __getattr__(name: str):

@@ -10,6 +10,7 @@ fewhours tune resnet50|vit|transformer ...    search settings for it
 fewhours tune train DATA ...                  search around what is chosen for a folder or table
 fewhours launch ENTRY|DATA ...                on all GPUs, in NPROC processes or on several nodes
 fewhours compare RUN RUN ...                  compare runs on one page
+fewhours ensemble RUN RUN ...                 use them as one classifier
 fewhours pack FOLDER --output SHARDS          pack a folder of pictures into tar shards
 
 A folder with the name of a command is called ./NAME.
@@ -65,13 +66,21 @@ def _compare(words: list[str]) -> int:
     return main(words)
 
 
+def _ensemble(words: list[str]) -> int:
+    from .ensemble import main
+
+    return main(words)
+
+
 def _pack(words: list[str]) -> int:
     from utils.data.images.pack import main
 
     return main(words)
 
 
-COMMANDS = {"tune": _tune, "launch": _launch, "compare": _compare, "pack": _pack}
+COMMANDS = {
+    "tune": _tune, "launch": _launch, "compare": _compare, "ensemble": _ensemble, "pack": _pack,
+}  # fmt: skip
 
 if __name__ == "__main__":
     main()

@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 import time as clock
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from .callbacks import Callback, Callbacks
 from .state import process_left_as_it_was
 
 StrPath = str | os.PathLike[str]
+Row = dict[str, Any]  # of a table of answers, by column
 # Flags of the commands that do not train.
 OTHERS = {n for a in ACTIONS for n in (a.name, *a.options, *a.implied_by)} - {"train"}
 OTHERS |= {"gpu_ids", "help", "version"}
@@ -90,7 +91,7 @@ class Run:
         page = self.folder / PAGE
         return page if page.is_file() else None
 
-    def mistakes(self, most: int = 10) -> list[dict[str, Any]]:
+    def mistakes(self, most: int = 10) -> list[Row]:
         """The samples that the model got wrong, those first of which it was surest.
 
         Returns:
@@ -100,15 +101,22 @@ class Run:
         Raises:
             UserError: the answers were not written.
         """
+        return surest_mistakes(self.answers(), most)
+
+    def answers(self) -> Iterator[Row]:
+        """The rows of evaluated.csv: the answer to each sample that was measured at the end.
+
+        Raises:
+            UserError: the answers were not written.
+        """
         paths = [self.folder / EVALUATED, self.folder / REPORT / EVALUATED]
         for path in paths:
             if path.is_file():
-                wrong = (row for row in _rows(path) if row["predicted"] != row["true"])
-                return heapq.nlargest(most, wrong, key=lambda row: row["probability"])
+                return read_answers(path)
         call = as_called(f"python {self._entry()}.py --resume {self.folder} --eval_only --report")
         raise UserError(f"{paths[0]}: there is no such file; `{call}` writes one in {REPORT}/")
 
-    def predict(self, source: StrPath, **flags: Any) -> list[dict[str, Any]]:
+    def predict(self, source: StrPath, **flags: Any) -> list[Row]:
         """Classifies new pictures (a file, a folder or a list of them) or texts (a table).
 
         Args:
@@ -125,7 +133,7 @@ class Run:
         with tempfile.TemporaryDirectory(prefix="predictions-") as folder:
             table = flags.setdefault("predictions", os.path.join(folder, "predictions.csv"))
             self._use(predict=source, **flags)
-            return [*_rows(Path(table))]
+            return [*read_answers(table)]
 
     def export(self, to: str = "onnx", **flags: Any) -> Path:
         """Writes the model for use elsewhere; returns the file, in the run's folder.
@@ -249,8 +257,8 @@ def words_of(flags: dict[str, Any]) -> list[str]:
     return words
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Of a table of answers, with numbers for probabilities and losses."""
+def read_answers(path: StrPath) -> Iterator[Row]:
+    """The rows of a table of answers, with numbers for probabilities and losses."""
     with open(path, encoding="utf-8-sig", newline="") as file:
         rows = csv.reader(file)
         columns = next(rows)
@@ -259,3 +267,8 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         for cells in rows:
             row = dict(zip(columns, cells, strict=True))
             yield row | {name: float(row[name]) for name in numbers if row[name]}
+
+
+def surest_mistakes(rows: Iterable[Row], most: int) -> list[Row]:
+    wrong = (row for row in rows if row["predicted"] != row["true"])
+    return heapq.nlargest(most, wrong, key=lambda row: row["probability"])

@@ -18,7 +18,7 @@ from quick_runs import handlers_put_back, quick, raise_in_step
 import fewhours
 import resnet50_test
 from fewhours import state
-from fewhours.run import _rows
+from fewhours.run import read_answers
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "python.md"
 TINY = {"width": 4, "batch_size": 32, "max_steps": 2, "device": "cpu", "baseline": False}
@@ -99,7 +99,7 @@ def test_numbers_of_a_table(tmp_path):
     table.write_text(
         "\ufeffp_id,loss,predicted,probability,p_a\nx,none,a,0.75,0.75\ny,1,,,\n", "utf-8"
     )
-    assert [*_rows(table)] == [
+    assert [*read_answers(table)] == [
         {"p_id": "x", "loss": "none", "predicted": "a", "probability": 0.75, "p_a": 0.75},
         {"p_id": "y", "loss": "1", "predicted": "", "probability": "", "p_a": ""},
     ]
@@ -158,6 +158,8 @@ def test_callbacks(here, capsys):
         (lambda: fewhours.train("shapes", predict="x"), "--predict does not: use a Run"),
         (lambda: fewhours.train(), "name the data first"),
         (lambda: fewhours.load("nowhere"), "no config.yaml in it"),
+        (lambda: fewhours.Ensemble(["nowhere"]), "no config.yaml in it"),
+        (lambda: fewhours.Ensemble([]), "name its runs"),
     ],
 )
 def test_mistakes(call, told, here):
@@ -185,6 +187,16 @@ def test_the_page_about_python(here, monkeypatch, capsys):
     assert "--epochs: '0' is not a whole number of 1 or more" in said
     assert "new_pictures/0.png" in said and "my_pictures" in said
     assert run.summary["epochs"] == 5 and names["path"].is_file()
+    ensemble, rows = names["ensemble"], names["rows"]
+    assert len(ensemble.runs) == 3 and ensemble.metrics["samples"] == 20
+    alone = [each.predict("new_pictures") for each in ensemble.runs]
+    mean = sum(rows[0]["p_red"] for rows in alone) / 3
+    assert len(rows) == 20 and rows[0]["p_red"] == pytest.approx(mean, abs=1e-9)
+    ensemble.predict("new_pictures", predictions="together.csv")
+    (row, *others) = read_answers("together.csv")
+    assert len(others) == 19 and row["p_red"] == pytest.approx(mean, abs=1e-6)
+    with pytest.raises(fewhours.UserError, match="would replace together"):
+        ensemble.predict("together.csv", predictions="together.csv")
 
 
 def test_the_notebook(here, monkeypatch, capsys):

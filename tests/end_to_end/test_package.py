@@ -72,7 +72,12 @@ def test_a_folder_is_trained_on_and_the_run_used(fewhours):
     said = fewhours("--resume", "runs/a", "--max_steps", 4)
     assert "from step 3" in said and summary(fewhours, "runs/a")["steps"] == 4
     fewhours("resnet50", "--resume", "runs/a", "--predict", "pictures/red")
-    assert len((fewhours.place / "runs/a/predictions.csv").read_text().splitlines()) == 21
+    alone = (fewhours.place / "runs/a/predictions.csv").read_text()
+    assert len(alone.splitlines()) == 21
+    said = fewhours("ensemble", "runs/a", "runs/a", "--predict", "pictures/red")
+    assert said.endswith("20 predictions of 2 runs together: predictions.csv\n")
+    assert (fewhours.place / "predictions.csv").read_text() == alone
+    assert "together: test accuracy " in fewhours("ensemble", "runs/a", "runs/a")
 
 
 def test_a_recipe_with_workers(fewhours):
