@@ -94,12 +94,13 @@ def mean_answers(tables: Sequence[Iterable[Row]]) -> Iterator[Row]:
         first, *others = map(_sample_of, rows)
         if any(other != first for other in others):
             raise UserError(
-                f"the answers in row {number} are to different samples, or the classes differ"
+                f"the answers in row {number} are to different samples, or of other classes: name "
+                "runs with the same classes and test set"
             )
         mean = dict(rows[0])
         shares = [n for n, value in mean.items() if n.startswith("p_") and value.__class__ is float]
         if mean["predicted"] and not shares:
-            raise UserError("tables of more than 100 classes do not have the probability of each")
+            raise UserError("above 100 classes no table has the probability of each: no ensemble")
         for name in shares:
             mean[name] = sum(row[name] for row in rows) / len(rows)
         if shares:
@@ -145,6 +146,8 @@ def main(words: Sequence[str]) -> int:
     add("--predict", metavar="FILE|FOLDER", help="new pictures or texts, as for one run")
     add("--predictions", metavar="FILE.csv", help="the table for them (default: predictions.csv)")
     options = parser.parse_args(words)
+    if options.predictions is not None and options.predict is None:
+        parser.error("--predictions names the table of --predict, which is missing")
     try:
         ensemble = Ensemble(options.runs)
         if options.predict is not None:
@@ -169,7 +172,7 @@ def _tell(ensemble: Ensemble) -> None:
 
     figures = ensemble.metrics
     for run in ensemble.runs:
-        print_line(f"{run.folder}: accuracy {run.accuracy:.2f} %", sys.stdout)
+        print_line(f"{run.folder}: accuracy {Ensemble([run]).accuracy:.2f} %", sys.stdout)
     samples, accuracy = figures["samples"], figures["accuracy"]
     low, high = wilson_interval(accuracy / 100 * samples, samples)
     print_line(

@@ -1,7 +1,6 @@
 """Several runs as one classifier: the mean of their answers, against NumPy, and the command."""
 
 import csv
-import json
 import re
 
 import numpy as np
@@ -18,7 +17,7 @@ NAMES = ("a", "'=1", "c")  # as cells of a table
 
 
 def write(path, p, true, columns=("file",), split="test"):
-    """evaluated.csv of the probabilities (n, 3); returns its rows as `read_answers` gives them."""
+    """Writes evaluated.csv of the probabilities (n, 3); returns the path."""
     with open(path, "w", encoding="utf-8-sig", newline="") as file:
         table = csv.writer(file)
         own = ["predicted", "probability", *(f"p_{name}" for name in CLASSES), "loss"]
@@ -56,12 +55,9 @@ def test_the_mean_of_probabilities(answers):
 def runs(tmp_path, answers):
     """Folders of runs with these answers."""
     folders = [tmp_path / f"run{number}" for number in range(3)]
-    for folder, table, p in zip(folders, answers[2], answers[0], strict=True):
+    for folder, table in zip(folders, answers[2], strict=True):
         folder.mkdir()
         (folder / "config.yaml").write_text("# resnet50_test.py\nseed: 0\n")
-        accuracy = 100 * (p.argmax(1) == answers[1]).mean()
-        summary = {"status": "finished", "test_accuracy": accuracy, "test_samples": 200}
-        (folder / "summary.json").write_text(json.dumps(summary))
         table.rename(folder / "evaluated.csv")
     return folders
 
@@ -93,6 +89,9 @@ def test_the_command(answers, runs, capsys):
     (runs[2] / "evaluated.csv").write_text("\n".join(rows[:-1]), "utf-8")
     assert main(["ensemble", *map(str, runs)]) == 2
     assert "error: the answers in row 200 are to different samples" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["ensemble", str(runs[0]), "--predictions", "x.csv"])
+    assert "the table of --predict, which is missing" in capsys.readouterr().err
 
 
 def test_one_model_and_the_same_one_twice(answers):
@@ -131,5 +130,5 @@ def test_what_has_no_mean(other, told):
 
 def test_many_classes():
     row = {"file": "x", "predicted": "a", "probability": 0.5, "predicted_2": "b"}
-    with pytest.raises(UserError, match="more than 100 classes"):
+    with pytest.raises(UserError, match="above 100 classes"):
         [*mean_answers([[row], [row]])]
