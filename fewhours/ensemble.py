@@ -11,8 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from utils.errors import UserError
-from utils.machine.packages import mendable
-from utils.reporting.console import print_line
+from utils.reporting.console import exit_code, print_line
 from utils.reporting.csv_fields import safe_text
 
 from .run import Row, Run, StrPath, surest_mistakes
@@ -148,23 +147,18 @@ def main(words: Sequence[str]) -> int:
     options = parser.parse_args(words)
     if options.predictions is not None and options.predict is None:
         parser.error("--predictions names the table of --predict, which is missing")
-    try:
-        ensemble = Ensemble(options.runs)
-        if options.predict is not None:
-            table = options.predictions or "predictions.csv"
-            rows = ensemble.predict(options.predict, predictions=table)
-            count, several = f"{len(rows):,} predictions", len(ensemble.runs)
-            print_line(f"{count} of {several} runs together: {table}", sys.stdout)
-        else:
-            _tell(ensemble)
-    except KeyboardInterrupt:
-        return 130
-    except Exception as error:
-        if (told := mendable(error)) is None:
-            raise
-        print_line(f"error: {told}", sys.stderr)
-        return 2
-    return 0
+    table = options.predictions or "predictions.csv"
+    return exit_code(lambda: _answer(options.runs, options.predict, table))
+
+
+def _answer(runs: Sequence[str], source: str | None, table: str) -> None:
+    ensemble = Ensemble(runs)
+    if source is None:
+        _tell(ensemble)
+        return
+    rows = ensemble.predict(source, predictions=table)
+    line = f"{len(rows):,} predictions of {len(ensemble.runs)} runs together: {table}"
+    print_line(line, sys.stdout)
 
 
 def _tell(ensemble: Ensemble) -> None:

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..machine.packages import left_out, mendable
+from ..machine.packages import left_out
 from ..measures.compute import paired
 from ..measures.table import MEASURES, Measure, known_measure, measure_of
 from ..place import as_called
 from ..plural import counted
-from .console import aligned, duration, print_line
+from .console import aligned, duration, exit_code, print_line
 from .page import COLOURS, DASHES, plot, write_page
 from .recorded import RecordedRun, read_runs
 
@@ -190,16 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run, a folder of runs, a search")
     add("--output", type=Path, default="compare.html", metavar="FILE", help="default: %(default)s")
     options = parser.parse_args(argv)
-    try:
-        compare(options.runs, options.output)
-    except KeyboardInterrupt:
-        return 130
-    except Exception as error:
-        if (told := mendable(error)) is None:
-            raise
-        print_line(f"error: {told}", sys.stderr)
-        return 2
-    return 0
+    return exit_code(lambda: compare(options.runs, options.output))
 
 
 if __name__ == "__main__":

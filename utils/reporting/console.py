@@ -5,10 +5,11 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from ..machine.packages import mendable
 from ..place import as_called
 
 # Without a terminal, the shortest interval between progress lines, in seconds.
@@ -141,6 +142,20 @@ def duration(seconds: float) -> str:
 def epoch_text(epoch: float) -> str:
     """2.0 -> "2", 0.0769 -> "0.08"."""
     return f"{epoch:.0f}" if epoch % 1 == 0 else f"{epoch:.2f}"
+
+
+def exit_code(act: Callable[[], None]) -> int:
+    """Calls `act`; returns 130 after Ctrl-C, and 2 after a line on what the user has to mend."""
+    try:
+        act()
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if (told := mendable(error)) is None:
+            raise
+        print_line(f"error: {told}", sys.stderr)
+        return 2
+    return 0
 
 
 def print_line(line: str, stream) -> None:
