@@ -34,6 +34,7 @@ class Settings(ImageSettings):
     """The settings of this entry: those of every run on pictures, and those of its models."""
 
     entry = "vit_test.py"
+    is_transformer = True
     published_for = "the models of --model list"
     of_backbone = ARGUMENTS
 

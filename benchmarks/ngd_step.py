@@ -134,6 +134,7 @@ def optimizers(lr: float) -> dict[str, Callable[[nn.Module], torch.optim.Optimiz
     return {
         "NGD": ngd,
         "NGD, fast": partial(ngd, ngd_products="fast"),
+        "NGD, all": partial(ngd, ngd_axes="all"),
         "NGD, channels": partial(ngd, ngd_axes="channels"),
         "NGD, orthogonal": partial(ngd, ngd_orthogonal=True),
         "NGD, paper": of_parameters(NGD, **paper),

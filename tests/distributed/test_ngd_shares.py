@@ -35,6 +35,7 @@ SETTINGS = {
         "alpha": 0.01,
         "momentum_first": True,
         "orthogonal": True,
+        "axes": "kernel",
     },
     "fixed_coupled": {"norm": "fixed", "weight_decay": 0.1, "axes": "channels"},
 }

@@ -208,5 +208,23 @@ def test_defaults_are_those_of_the_published_runs():
     }
     assert {name: tuple(OPTIMIZERS[name].defaults().values()) for name in published} == published
     assert OPTIMIZERS["ngd"].defaults(ngd_norm="gradient") == OPTIMIZERS["sgd"].defaults()
-    assert OPTIMIZERS["ngd"].defaults(texts=True)["lr"] == 4e-3
-    assert OPTIMIZERS["muon"].defaults(texts=True) == OPTIMIZERS["muon"].defaults()
+    assert OPTIMIZERS["muon"].defaults(transformer=True) == OPTIMIZERS["muon"].defaults()
+
+
+def test_ngd_has_other_defaults_for_transformers():
+    ngd = OPTIMIZERS["ngd"]
+    assert tuple(ngd.defaults(transformer=True).values()) == (4e-3, 0.05, 0.95)
+    plain = ngd.defaults(transformer=True, ngd_orthogonal=False)
+    assert tuple(plain.values()) == (4e-3, 0.05, 0.9)
+    of_paper = {"ngd_norm": "gradient"}
+    assert ngd.defaults(transformer=True, **of_paper) == OPTIMIZERS["sgd"].defaults()
+    for transformer, own, expected in (
+        (True, {}, (True, 0.4)),
+        (False, {}, (False, 1.0)),
+        (True, of_paper, (False, 1.0)),
+        (True, {"ngd_orthogonal": False}, (False, 1.0)),
+        (False, {"ngd_orthogonal": True}, (True, 0.4)),
+        (True, {"adam_lr_scale": 0.7}, (True, 0.7)),
+    ):
+        values = own | ngd.own_defaults(transformer, **own)
+        assert (values["ngd_orthogonal"], values["adam_lr_scale"]) == expected

@@ -75,13 +75,22 @@ def test_settings_that_must_never_change_are_fixed():
 def test_a_run_older_than_a_setting_keeps_to_what_it_did(make_run):
     run = make_run("--ngd", "--ngd_alpha", 4)
     path = run / "config.yaml"
-    newer = ("ngd_power", "ngd_momentum_first", "ngd_adam")
+    newer = ("ngd_power", "ngd_momentum_first", "ngd_adam", "ngd_axes")
     lines = path.read_text().splitlines()
     path.write_text("\n".join(line for line in lines if not line.startswith(newer)))
     settings = settings_of("--resume", run)
-    assert [getattr(settings, name) for name in newer] == [1.0, False, False]
+    assert [getattr(settings, name) for name in newer] == [1.0, False, False, "all"]
     assert "--ngd_power 0.5: the run in" in refused("--resume", run, "--ngd_power", 0.5)
     assert settings_of("--ngd").ngd_power == 0.5
+
+
+def test_a_transformer_older_than_orthogonal_steps_keeps_to_what_it_did(tmp_path):
+    (tmp_path / "config.yaml").write_text("optimizer: ngd\nlr: 0.004\nmomentum: 0.9\n")
+    resumed, _ = parse(TextSettings, ["--resume", str(tmp_path)], "")
+    new, _ = parse(TextSettings, ["--ngd"], "")
+    own = ("ngd_orthogonal", "adam_lr_scale", "momentum")
+    assert [getattr(resumed, name) for name in own] == [False, 1.0, 0.9]
+    assert [getattr(new, name) for name in own] == [True, 0.4, 0.95]
 
 
 def test_a_run_older_than_zero_initialised_branches_keeps_its_start(make_run, write):

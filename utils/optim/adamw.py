@@ -39,11 +39,13 @@ class AdamFlags:
 
 @dataclass
 class AdamPartFlags:
-    adam_lr_scale: float = optimizer_flag(
-        1.0,
+    adam_lr_scale: float | None = optimizer_flag(
+        None,
         "Learning rate of what muon and ngd leave to Adam, which is embeddings, norms and biases, "
         "and with muon the classifier, in multiples of --lr; --head_lr replaces it for the head",
         above=0,
+        default_text="1; 0.4 with --ngd_orthogonal",
+        before=1.0,
     )
 
 

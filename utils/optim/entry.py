@@ -65,7 +65,7 @@ class OptimizerEntry:
             `utils.optim.factory.build_optimizer`.
         lr, weight_decay, momentum: defaults; lr is None if the user has to give it, momentum if the
             optimizer has no such setting.
-        lr_of_texts: the default learning rate for texts, where it is another.
+        lr_of_transformers: the default learning rate for Transformers, where it is another.
         nesterov: its momentum is Nesterov's.
         clip: the bound of the gradient's norm if the user sets none; None: no bound.
         flags: a dataclass of the `setting`s that only this optimizer has, or few others.
@@ -88,7 +88,7 @@ class OptimizerEntry:
     lr: float | None
     weight_decay: float
     momentum: float | None = None
-    lr_of_texts: float | None = None
+    lr_of_transformers: float | None = None
     nesterov: bool = True
     clip: float | None = None
     flags: type = NoFlags
@@ -121,14 +121,14 @@ class OptimizerEntry:
         """The values of `own`, from an object with the settings of all optimizers."""
         return {name: getattr(settings, name) for name in self.own}
 
-    def defaults(self, texts: bool = False, **own) -> dict[str, float | None]:
-        """Learning rate, weight decay and momentum that are used if the user sets none, for a text
-        classifier if `texts`."""
-        lr = self.lr if self.lr_of_texts is None or not texts else self.lr_of_texts
+    def defaults(self, transformer: bool = False, **own) -> dict[str, float | None]:
+        """Learning rate, weight decay and momentum that are used if the user sets none, for a
+        Transformer (texts or a ViT) if `transformer`."""
+        lr = (self.lr_of_transformers if transformer else None) or self.lr
         return {"lr": lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
 
-    def own_defaults(self, **own) -> dict[str, object]:
-        """Defaults of its own flags that depend on others of them."""
+    def own_defaults(self, transformer: bool = False, **own) -> dict[str, object]:
+        """Values of those of its own flags that are None."""
         return {}
 
     def lr_scaling(self, **own) -> str:

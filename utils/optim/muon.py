@@ -43,7 +43,7 @@ def make(
     exchange: "Exchange | None" = None,
     heads: "Collection[Tensor]" = (),
     muon_normalize: bool = False,
-    adam_lr_scale: float = 1.0,
+    adam_lr_scale: float | None = None,
 ) -> "Optimizer":
     """Adam, with Nesterov momentum and decoupled weight decay, steps the matrices of the classifier
     (`heads`; if there are none, the last matrix of the first group), all of the other groups, which
@@ -64,7 +64,7 @@ def make(
     for other in others:
         embeddings = any(p.ndim > 1 for p in other["params"])
         own.append(other | {"use_fallback": True} if embeddings else other)
-    if adam_lr_scale != 1:
+    if adam_lr_scale not in (None, 1):
         own = _with_rates(own, adam_lr_scale, exchange or Exchange())
     return Muon(own, lr=lr, momentum=momentum, normalize=muon_normalize, exchange=exchange)
 

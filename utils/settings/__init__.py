@@ -58,6 +58,7 @@ class TextSettings(TextFlags, TrainSettings):
     """What training on texts adds."""
 
     task = "texts"
+    is_transformer = True
     bf16_helps_cpus = False  # docs/text.md
     reads_in_workers = False  # more --workers may read the data faster
 

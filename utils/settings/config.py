@@ -64,6 +64,7 @@ class Config:
     """Base of an entry's settings: a dataclass whose fields are all made by `setting`."""
 
     task = ""  # what is trained on, see utils/tasks/kinds.py
+    is_transformer = False  # whether the entry is for Transformers, which decides some defaults
 
     if TYPE_CHECKING:  # each group of settings is checked against those of the others
 

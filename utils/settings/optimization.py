@@ -20,8 +20,10 @@ def _by_optimizer(name: str) -> str:
     values = {key: getattr(entry, name) for key, entry in OPTIMIZERS.items()}
     text = ", ".join(f"{v:g} with {key}" for key, v in values.items() if v is not None)
     if name == "lr":
-        others = {key: entry.lr_of_texts for key, entry in OPTIMIZERS.items() if entry.lr_of_texts}
-        text += "".join(f"; {value:g} with {key} for texts" for key, value in others.items())
+        others = {key: entry.lr_of_transformers for key, entry in OPTIMIZERS.items()}
+        text += "".join(f"; {v:g} with {key} for Transformers" for key, v in others.items() if v)
+    if name == "momentum":
+        text += f"; {OPTIMIZERS['muon'].momentum:g} with --ngd_orthogonal"
     return text
 
 
@@ -210,8 +212,9 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
         unused = [name for name in own if name not in OPTIMIZERS[self.optimizer].settings]
         yield unused, f"--optimizer {self.optimizer} does not use it", "optimizer"
         if self.optimizer == "ngd":
-            values = OPTIMIZERS["ngd"].values_of(self)
-            if not (values | OPTIMIZERS["ngd"].own_defaults(**values))["ngd_adam"]:
+            entry = OPTIMIZERS["ngd"]
+            values = entry.values_of(self)
+            if not (values | entry.own_defaults(self.is_transformer, **values))["ngd_adam"]:
                 cause = "ngd_norm" if self.ngd_adam is None else "ngd_adam"
                 yield "adam_lr_scale", "without --ngd_adam nothing is left to Adam", cause
         if self.lookahead_k is None:
@@ -248,7 +251,8 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
         if self.best_by is not None:
             self.best_by = canonical_name(self.best_by, "--best_by")
         entry = OPTIMIZERS[self.optimizer]
-        defaults = self.usual_rates() | entry.own_defaults(**entry.values_of(self))
+        own = entry.own_defaults(self.is_transformer, **entry.values_of(self))
+        defaults = self.usual_rates() | own
         for name, value in defaults.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
@@ -272,7 +276,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
         """The optimizer's defaults of learning rate, weight decay and momentum, for this kind of
         task."""
         entry = OPTIMIZERS[self.optimizer]
-        return entry.defaults(self.task == "texts", **entry.values_of(self))
+        return entry.defaults(self.is_transformer, **entry.values_of(self))
 
     def refuse_low_peak(self, peak: float, name: str) -> None:
         """Raises UserError if a schedule that begins or ends elsewhere would run backwards.

@@ -77,13 +77,17 @@ def orthogonalized(x: np.ndarray) -> np.ndarray:
 
 
 class Weight:
-    """One tensor with its momentum, and its axes longer than 1, if there are at least two."""
+    """One tensor with its momentum, and its axes longer than 1, if there are at least two. All
+    positions of a kernel (rows, columns) are one of them with axes "kernel"."""
 
     def __init__(self, start: np.ndarray, rank: int | None, axes: str):
         self.value, self.momentum, self.steps = start.astype(np.float64), None, 0
-        long = [k for k, length in enumerate(start.shape) if length > 1]
-        chosen = long if axes == "all" else [k for k in long if k < 2]
-        self.axes = {k: first_axis(start.shape[k], rank) for k in chosen if len(long) > 1}
+        merges = axes == "kernel" and start.ndim > 3
+        self.lengths = (*start.shape[:2], -1) if merges else start.shape
+        shape = start.reshape(self.lengths).shape
+        long = [k for k, length in enumerate(shape) if length > 1]
+        chosen = [k for k in long if k < 2] if axes == "channels" else long
+        self.axes = {k: first_axis(shape[k], rank) for k in chosen if len(long) > 1}
 
     def step(
         self, g, *, lr=0.1, momentum=0.9, nesterov=True, dampening=0.0, weight_decay=0.0,
@@ -97,6 +101,7 @@ class Weight:
             g = g + weight_decay * self.value
         if momentum_first:
             g = self.with_momentum(g, momentum, nesterov, dampening)
+        g = g.reshape(self.lengths)
         for k, axis in self.axes.items():
             turned = np.moveaxis(g, k, -1)
             x = turned.reshape(-1, g.shape[k])  # (N, D)
@@ -104,6 +109,7 @@ class Weight:
             if self.steps < EARLY_UPDATES or self.steps % update_period == 0:
                 axis.update(x, eta)
             g = np.moveaxis(x_hat.reshape(turned.shape), -1, k)
+        g = g.reshape(self.value.shape)
         if orthogonal and self.axes and g.ndim == 2 and g.any() and is_matrix(g.shape):
             g = orthogonalized(g)
         if norm == "fixed" and g.any():

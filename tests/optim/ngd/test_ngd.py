@@ -36,9 +36,10 @@ SETTINGS = {
         "norm": "fixed", "weight_decay": 0.1, "axes": "channels", "nesterov": False, "alpha": 1.0,
     },
     "root": {"power": 0.5, "alpha": 0.01, "update_period": 1},
+    "kernel": {"axes": "kernel", "update_period": 1},
     "root_fixed": {
         "norm": "fixed", "power": 0.5, "alpha": 0.01, "weight_decay": 0.1, "decoupled": True,
-        "momentum_first": True,
+        "momentum_first": True, "axes": "kernel",
     },
     "first": {"momentum_first": True, "weight_decay": 0.1, "rank": 3},
     "first_plain": {

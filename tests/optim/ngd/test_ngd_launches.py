@@ -20,7 +20,7 @@ def transformer() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "orthogonal", "most", "most_with_update"),
     [
-        pytest.param(resnet50, False, (220, 320), (810, 1200), marks=pytest.mark.slow),
+        pytest.param(resnet50, False, (212, 290), (785, 1160), marks=pytest.mark.slow),
         pytest.param(transformer, False, (65, 80), (330, 480), marks=pytest.mark.slow),
         pytest.param(transformer, True, (135, 200), (370, 550), marks=pytest.mark.slow),
     ],

@@ -32,6 +32,8 @@ class Batch:
 
     Attributes:
         is_orthogonal: whether their natural gradients are orthogonalised.
+        lengths: of the axes, before the choice of those that have Fisher matrices.
+        shape, shape_of_axes: of the stacked gradients, and with the axes as in `lengths`.
         has_stacked_layout: whether parameters have the memory order and dtype of the stacked
             gradients.
         sizes: elements of the two buffers that natural gradients take; 0 if `is_plain`.
@@ -46,13 +48,16 @@ class Batch:
         self.of_one = exchange.shape(first)
         self.is_divided = exchange.is_divided(first)
         self.dtype = kind_of(first)["dtype"]
-        self.axes = [self._axis(number, state) for number in axes_of(self.of_one, group["axes"])]
+        self.lengths = lengths_of(self.of_one, group["axes"])
+        self.axes = [self._axis(number, state) for number in axes_of(self.lengths, group["axes"])]
         self.is_plain = is_plain(self.of_one, group)
         is_orthogonal = group["orthogonal"] and len(self.of_one) == 2 and is_matrix(self.of_one)
         self.is_orthogonal = bool(is_orthogonal and self.axes)
         # (B, D0, kernel ..., D1), without the axes that do not exist
-        of_one = *self.of_one[:1], *self.of_one[2:], *self.of_one[1:2]
-        self.shape = torch.Size((len(parameters), *of_one))
+        self.shape, self.shape_of_axes = (
+            torch.Size((len(parameters), *lengths[:1], *lengths[2:], *lengths[1:2]))
+            for lengths in (self.of_one, self.lengths)
+        )
         stacked = as_parameters(torch.empty(self.shape, dtype=self.dtype, device="meta"))
         self.has_stacked_layout = all(
             one.stride() == p.stride() and one.dtype == p.dtype
@@ -65,7 +70,7 @@ class Batch:
     def _axis(self, number: int, state: dict) -> AxisBatch:
         """The Fisher matrices of an axis. The parameters' state is replaced by views of them."""
         first = self.parameters[0]
-        length, kind = self.of_one[number], kind_of(first)
+        length, kind = self.lengths[number], kind_of(first)
         fisher_rank = min(self.group["rank"] or default_rank(length), length - 1)
         stacked = {}
         for name, start in zero_fisher(fisher_rank, length, **kind).items():
@@ -73,12 +78,12 @@ class Batch:
             values = [state[parameter].get(key, start) for parameter in self.parameters]
             if any(value.shape != start.shape for value in values):
                 raise RuntimeError(
-                    f"NGD: the state is not of rank {fisher_rank}: keep the group's `rank`"
+                    f"NGD: the state is not of rank {fisher_rank}: keep the group's `rank`, `axes`"
                 )
             stacked[name] = torch.stack(values)
             for parameter, view in zip(self.parameters, stacked[name].unbind(), strict=True):
                 state[parameter][key] = view
-        dim = {0: 1, 1: first.ndim}.get(number, number)
+        dim = {0: 1, 1: len(self.lengths)}.get(number, number)
         settings = {name: self.group[name] for name in ("alpha", "eta", "power")}
         return AxisBatch(dim, **settings, **stacked)
 
@@ -165,7 +170,13 @@ def axes_of(shape: torch.Size, which: str) -> list[int]:
     long = [number for number, length in enumerate(shape) if length > 1]
     if len(long) < 2 or shape.numel() == 0:
         return []
-    return long if which == "all" else [number for number in long if number < 2]
+    return [number for number in long if number < 2] if which == "channels" else long
+
+
+def lengths_of(shape: torch.Size, which: str) -> torch.Size:
+    """(D0, D1, kernel ...), with "kernel" as (D0, D1, elements of the kernel)."""
+    merges = which == "kernel" and len(shape) > 3
+    return torch.Size((*shape[:2], shape[2:].numel())) if merges else shape
 
 
 def kind_of(parameter: Tensor) -> dict:

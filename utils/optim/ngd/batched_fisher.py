@@ -79,7 +79,7 @@ class Scatter:
     """The scatter S of the tensors that this process updates, from the gradients that this axis
     received."""
 
-    product: Tensor  # R X'X, (B, r, D)
+    product: Tensor  # R X'X, (B, r, D); X'X, (B, D, D), where the axis is `whole`
     norm: Tensor  # |X|, (B,)
     gradient_norm: Tensor  # |X| before the axes before this one; tr(S) is its square by N, (B,)
     rows: float  # N
@@ -142,8 +142,6 @@ class Product:
                 product = _times_transposed(part_of(h, ours), own_x)
             if self.per_tensor > 1:
                 product = product.view(-1, self.per_tensor, *product.shape[1:]).sum(1)
-            if axis.whole:
-                product = torch.bmm(part_of(axis.basis, own), product)
             norm = norms(part_of(self.x, own)) if norm is None else part_of(norm, own)
             rows = self.x.shape[1] / axis.basis.shape[2]
             axis.scatter = Scatter(product, norm, part_of(gradient_norm, own), rows)
@@ -275,6 +273,12 @@ class _Joined:
         for axis in self.axes:
             axis.scatter = None
         products = self.layout.to_shapes([scatter.product for scatter in scatters])
+        # In full precision, whatever that of the gradients' products: else the rounding errors of
+        # the strongest direction would count as scatter in the weakest ones.
+        products = [
+            torch.bmm(basis, each) if is_whole(*basis.shape[1:]) else each
+            for basis, each in zip(self.basis, products, strict=True)
+        ]
         norm = joined([scatter.norm for scatter in scatters])
         gradient_norm = joined([scatter.gradient_norm for scatter in scatters])
         return products, norm, gradient_norm, [scatter.rows for scatter in scatters]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..adamw import AdamPartFlags
 from ..entry import MATRICES, OptimizerEntry, Range, optimizer_flag
-from ..muon import heads_in
+from ..muon import MUON, heads_in
 from ..sgd import SGD
 
 if TYPE_CHECKING:
@@ -45,11 +45,13 @@ class NgdFlags(AdamPartFlags):
         above=0,
         high=1,
     )
-    ngd_axes: str = optimizer_flag(
-        "all",
-        "Axes of a weight with a Fisher matrix: channels leaves out the short axes of "
-        "kernels, such as 3x3",
-        choices=("all", "channels"),
+    ngd_axes: str | None = optimizer_flag(
+        None,
+        "Axes of a weight with a Fisher matrix, besides output and input channels. kernel: all "
+        "positions of a kernel together, 9 of 3x3; all: its rows, and its columns; channels: none",
+        choices=("kernel", "all", "channels"),
+        default_text="kernel with --ngd_norm fixed, all with gradient",
+        before="all",
     )
     ngd_norm: str = optimizer_flag(
         "fixed",
@@ -79,23 +81,34 @@ class NgdFlags(AdamPartFlags):
         default_text="on with --ngd_norm fixed, off with gradient",
         before=False,
     )
-    ngd_orthogonal: bool = optimizer_flag(
-        False,
+    ngd_orthogonal: bool | None = optimizer_flag(
+        None,
         "Make all singular values of ngd's steps of hidden matrices about 1, as muon does, and, "
         "with --ngd_adam, leave the classifier to Adam; kernels step as without it",
+        default_text="on for Transformers with --ngd_norm fixed, else off",
+        before=False,
     )
 
 
-def missing_flags(flags: NgdFlags) -> dict[str, object]:
+def missing_flags(flags: NgdFlags, transformer: bool = False) -> dict[str, object]:
     """Defaults of those flags that are None: the paper's with steps as long as the gradient, else
-    those that were found to be better (benchmarks/results/ngd.md)."""
+    those that were found to be better (benchmarks/results/ngd.md and large_batch.md)."""
     fixed = flags.ngd_norm == "fixed"
     power = flags.ngd_power or (0.5 if fixed else 1.0)
     alpha = 4.0 if power == 1 else 0.01
+    orthogonal = is_orthogonal(flags, transformer)
     defaults = {
         "ngd_power": power, "ngd_momentum_first": fixed, "ngd_adam": fixed, "ngd_alpha": alpha,
+        "ngd_orthogonal": orthogonal, "adam_lr_scale": 0.4 if orthogonal else 1.0,
+        "ngd_axes": "kernel" if fixed else "all",
     }  # fmt: skip
     return {name: value for name, value in defaults.items() if getattr(flags, name) is None}
+
+
+def is_orthogonal(flags: NgdFlags, transformer: bool) -> bool:
+    """Whether matrices take orthogonal steps: unless a flag says so, those of Transformers."""
+    by_default = flags.ngd_norm == "fixed" and transformer
+    return by_default if flags.ngd_orthogonal is None else flags.ngd_orthogonal
 
 
 def make(
@@ -158,12 +171,15 @@ class NgdEntry(OptimizerEntry):
     """With steps as long as the gradient its rates are those of sgd."""
 
     def defaults(
-        self, texts: bool = False, *, ngd_norm: str = "fixed", **own
+        self, transformer: bool = False, *, ngd_norm: str = "fixed", **own
     ) -> dict[str, float | None]:
-        return SGD.defaults(texts) if ngd_norm == "gradient" else super().defaults(texts)
+        if ngd_norm == "gradient":
+            return SGD.defaults()
+        orthogonal = is_orthogonal(NgdFlags(**own), transformer)
+        return super().defaults(transformer) | ({"momentum": MUON.momentum} if orthogonal else {})
 
-    def own_defaults(self, **own) -> dict[str, object]:
-        return missing_flags(NgdFlags(**own))
+    def own_defaults(self, transformer: bool = False, **own) -> dict[str, object]:
+        return missing_flags(NgdFlags(**own), transformer)
 
     def lr_scaling(self, *, ngd_norm: str = "fixed", **own) -> str:
         return SGD.lr_scaling() if ngd_norm == "gradient" else super().lr_scaling()
@@ -188,10 +204,10 @@ OF_INVERSES = Range(0.5, 32.0, grid=(1.0, 4.0, 16.0))
 NGD_ENTRY = NgdEntry(
     summary="momentum on natural gradients",
     make=make,
-    # Found in benchmarks/results/ngd.md for batches of 128 pictures and 64 texts; the momentum of
-    # sgd, and the weight decay of the others for runs longer than those.
+    # Found in benchmarks/results/ngd.md and large_batch.md for batches of 128 pictures and 64
+    # texts; the momentum of sgd, and the weight decay of the others for runs longer than those.
     lr=0.02,
-    lr_of_texts=4e-3,
+    lr_of_transformers=4e-3,
     weight_decay=0.05,
     momentum=0.9,
     flags=NgdFlags,

@@ -17,7 +17,7 @@ from .batched_fisher import FISHER, AxisBatch, renew_multipliers_, update_
 from .shares import Shares, shares_of
 from .stack import Stack, in_stacks
 
-AXES = ("all", "channels")
+AXES = ("kernel", "all", "channels")
 NORMS = ("gradient", "fixed")
 PRODUCTS = ("float32", "fast")
 POWERS = (1.0, 0.5)
@@ -83,8 +83,8 @@ class NGD(Optimizer):
         rank: of the part of low rank, below the axis's length D; None: min((D + 1) // 2, 80).
         update_period: steps between two updates of the Fisher matrices, after the first ten.
         eta: weight of the newest gradient in their running mean, in (0, 1].
-        axes: "all", or "channels" for the first two alone (output and input), which leaves out
-            the axes of kernels.
+        axes: "all"; "kernel", in which all positions of a kernel (rows, columns) are one axis; or
+            "channels", the first two alone (output and input).
         norm: "gradient": a step is as long as the gradient (times lr), the paper's choice; biases
             and the like take plain momentum. "fixed": 0.2 lr is the root mean square of every
             tensor's step before momentum, whatever the gradient's size, so that lr means what it

@@ -52,14 +52,15 @@ class NaturalGradients:
 
     def __init__(self, batch: Batch, dense: list[Tensor], memory: Tensor, other: Tensor):
         self.batch, elements = batch, batch.shape.numel()
-        x = self.stacked = memory[:elements].view(batch.shape)
-        unused = other[:elements].view(batch.shape) if batch.sizes[1] else None
+        self.stacked = memory[:elements].view(batch.shape)
+        x = self.stacked.view(batch.shape_of_axes)
+        unused = other[:elements].view(batch.shape_of_axes) if batch.sizes[1] else None
         self.products = []
         for axis in batch.axes:
             self.products.append(Product(x, axis, unused))
             x, unused = self.products[-1].result, self.products[-1].unused
         self.before, self.after = self.stacked.view(len(x), -1), x.view(len(x), -1)
-        self.natural: Sequence[Tensor] = as_parameters(x)
+        self.natural: Sequence[Tensor] = as_parameters(x.view(batch.shape))
         if batch.is_divided:
             parts = zip(batch.parameters, self.natural, strict=True)
             self.natural = [batch.exchange.part(parameter, whole) for parameter, whole in parts]
