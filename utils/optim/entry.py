@@ -128,7 +128,7 @@ class OptimizerEntry:
         return {"lr": lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
 
     def own_defaults(self, transformer: bool = False, **own) -> dict[str, object]:
-        """Values of those of its own flags that are None."""
+        """Defaults of its own flags that depend on others of them, or on the kind of network."""
         return {}
 
     def lr_scaling(self, **own) -> str:

@@ -21,7 +21,8 @@ def _by_optimizer(name: str) -> str:
     text = ", ".join(f"{v:g} with {key}" for key, v in values.items() if v is not None)
     if name == "lr":
         others = {key: entry.lr_of_transformers for key, entry in OPTIMIZERS.items()}
-        text += "".join(f"; {v:g} with {key} for Transformers" for key, v in others.items() if v)
+        where = "in transformer_test.py and vit_test.py"
+        text += "".join(f"; {v:g} with {key} {where}" for key, v in others.items() if v)
     if name == "momentum":
         text += f"; {OPTIMIZERS['muon'].momentum:g} with --ngd_orthogonal"
     return text

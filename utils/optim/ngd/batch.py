@@ -78,7 +78,8 @@ class Batch:
             values = [state[parameter].get(key, start) for parameter in self.parameters]
             if any(value.shape != start.shape for value in values):
                 raise RuntimeError(
-                    f"NGD: the state is not of rank {fisher_rank}: keep the group's `rank`, `axes`"
+                    f"NGD: the state is not of rank {fisher_rank}: "
+                    "keep the group's `rank` and `axes`"
                 )
             stacked[name] = torch.stack(values)
             for parameter, view in zip(self.parameters, stacked[name].unbind(), strict=True):

@@ -47,8 +47,8 @@ class NgdFlags(AdamPartFlags):
     )
     ngd_axes: str | None = optimizer_flag(
         None,
-        "Axes of a weight with a Fisher matrix, besides output and input channels. kernel: all "
-        "positions of a kernel together, 9 of 3x3; all: its rows, and its columns; channels: none",
+        "Axes with a Fisher matrix, besides the channels. kernel: one for all positions of a "
+        "kernel, 9 of 3x3; all: one for its rows and one for its columns; channels: none",
         choices=("kernel", "all", "channels"),
         default_text="kernel with --ngd_norm fixed, all with gradient",
         before="all",
@@ -85,7 +85,7 @@ class NgdFlags(AdamPartFlags):
         None,
         "Make all singular values of ngd's steps of hidden matrices about 1, as muon does, and, "
         "with --ngd_adam, leave the classifier to Adam; kernels step as without it",
-        default_text="on for Transformers with --ngd_norm fixed, else off",
+        default_text="on in transformer_test.py and vit_test.py with --ngd_norm fixed, else off",
         before=False,
     )
 
