@@ -9,7 +9,8 @@
 with float32 and with "fast" products, against Muon, fused and foreach SGD, and natural gradient as
 PyTorch code for it is usually written (`Usual`, below): tensor after tensor, axis after axis, with
 numbers read by the host. They take turns; one turn is one period of updates. "NGD" is the default
-form of --ngd, "NGD, paper" that of the usual version, which is checked to take the same steps.
+form of --ngd, "NGD, plain" that without orthogonal steps, "NGD, paper" that of the usual version,
+which is checked to take the same steps.
 "products alone" are the matrix products of "NGD" and nothing else.
 
 `training`: forward, backward and step of ResNet-50 on pictures of 32x32, with NGD and with fused
@@ -134,9 +135,8 @@ def optimizers(lr: float) -> dict[str, Callable[[nn.Module], torch.optim.Optimiz
     return {
         "NGD": ngd,
         "NGD, fast": partial(ngd, ngd_products="fast"),
-        "NGD, all": partial(ngd, ngd_axes="all"),
-        "NGD, channels": partial(ngd, ngd_axes="channels"),
-        "NGD, orthogonal": partial(ngd, ngd_orthogonal=True),
+        "NGD, plain": partial(ngd, ngd_orthogonal=False),
+        "NGD, plain, all": partial(ngd, ngd_orthogonal=False, ngd_axes="all"),
         "NGD, paper": of_parameters(NGD, **paper),
         "fused SGD": of_parameters(torch.optim.SGD, fused=True, **sgd),
         "Muon": partial(build_optimizer, "muon", lr=lr, weight_decay=DECAY),
@@ -165,10 +165,11 @@ class Products(TorchDispatchMode):
     def _like(self, place: int | str, value):
         if not isinstance(value, Tensor):
             return value
-        key = (place, value.shape, value.stride())
+        key = (place, value.shape, value.stride(), value.dtype)
         if key not in self.tensors:
-            like = torch.empty_strided(value.shape, value.stride(), device=value.device)
-            self.tensors[key] = like.fill_(1e-3)
+            self.tensors[key] = torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device=value.device
+            ).fill_(1e-3)
         return self.tensors[key]
 
     def repeat(self) -> None:
@@ -273,7 +274,7 @@ def measure_steps(device: torch.device, repetitions: int) -> dict:
         figures = side_by_side(runs, repetitions)
         pairs = [("NGD", name) for name in runs if name != "NGD"]
         pairs += [("NGD, fast", "usual NGD"), ("NGD, paper", "usual NGD")]
-        pairs += [("NGD, orthogonal", "Muon")]
+        pairs += [("NGD, plain", "Muon"), ("NGD, plain", "NGD, plain, all")]
         results[case] = {
             "steps_per_second": figures,
             "megabytes": {

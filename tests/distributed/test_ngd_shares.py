@@ -35,7 +35,7 @@ SETTINGS = {
         "alpha": 0.01,
         "momentum_first": True,
         "orthogonal": True,
-        "axes": "kernel",
+        "axes": "patch",
     },
     "fixed_coupled": {"norm": "fixed", "weight_decay": 0.1, "axes": "channels"},
 }

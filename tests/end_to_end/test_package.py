@@ -82,10 +82,12 @@ def test_a_folder_is_trained_on_and_the_run_used(fewhours):
 
 def test_a_recipe_with_workers(fewhours):
     words = ["--config", "recipes/shapes_demo.yaml", *TINY, "--workers", 1, "--decode", "always"]
-    said = fewhours("resnet50", "pictures", "--dataset", "imagefolder", "--test_fraction", 0.2,
-                    "--depth", 18, "--output", "runs/b", *words)  # fmt: skip
-    assert "resnet18w4" in said
-    said = fewhours("compare", "runs/a", "runs/b")
+    for seed in (0, 1):
+        said = fewhours("resnet50", "pictures", "--dataset", "imagefolder", "--test_fraction", 0.2,
+                        "--depth", 18, "--seed", seed, "--output", f"runs/b{seed}",
+                        *words)  # fmt: skip
+        assert "resnet18w4" in said
+    said = fewhours("compare", "runs/b0", "runs/b1")
     assert "page: compare.html" in said
 
 

@@ -60,7 +60,7 @@ def run(optimizer, parameters, steps: list[list[torch.Tensor]]) -> None:
         {"weight_decay": 0.1, "update_period": 1, "axes": "channels"},
         {"weight_decay": 0.1, "decoupled": True, "nesterov": False, "rank": 3},
         {"norm": "fixed", "weight_decay": 0.1, "decoupled": True},
-        {"weight_decay": 0.1, "decoupled": True, "axes": "kernel", **ROOT},
+        {"weight_decay": 0.1, "decoupled": True, "axes": "patch", **ROOT},
         {"weight_decay": 0.1, "decoupled": True, "adam": True},
     ],
     ids=["defaults", "channels", "decoupled", "fixed", "root", "adam"],

@@ -123,8 +123,8 @@ def test_only_embeddings_and_vectors_may_be_trained(name):
 @each_optimizer
 def test_groups_keep_the_peak_rate(name):
     optimizer = build(name, small_model(), lr=0.025)
-    assert {group["base_lr"] for group in optimizer.param_groups} == {0.025}
-    assert {group["lr"] for group in optimizer.param_groups} == {0.025}
+    for group in optimizer.param_groups:
+        assert group["lr"] == group["base_lr"] == 0.025 * group.get("lr_scale", 1)
 
 
 def test_ngd_rounds_its_products_if_training_rounds_its_own():
@@ -151,13 +151,14 @@ def stepped_by_adam(model: nn.Module, **settings) -> set[str]:
 
 @pytest.mark.parametrize("decay_all", [False, True])
 def test_ngd_leaves_embeddings_norms_and_biases_to_adam(decay_all):
-    assert stepped_by_adam(text_model(), decay_all=decay_all) == {
+    settings = {"ngd_orthogonal": False, "decay_all": decay_all}
+    assert stepped_by_adam(text_model(), **settings) == {
         "tokens.weight", "bag.weight", "hidden.bias", "norm.weight", "norm.bias", "head.bias",
     }  # fmt: skip
-    assert stepped_by_adam(small_model(), decay_all=decay_all) == {
+    assert stepped_by_adam(small_model(), **settings) == {
         "0.bias", "1.weight", "1.bias", "6.bias",
     }  # fmt: skip
-    groups = build("ngd", text_model(), weight_decay=0.1, decay_all=decay_all).param_groups
+    groups = build("ngd", text_model(), weight_decay=0.1, **settings).param_groups
     decays = {group["weight_decay"] for group in groups if group["adam"]}
     assert decays == ({0.1} if decay_all else {0.0})
 
@@ -170,9 +171,9 @@ def test_ngd_leaves_to_adam_what_the_model_lists():
 
 def test_ngd_with_orthogonal_steps_leaves_the_classifier_to_adam():
     model = text_model()
-    usual = stepped_by_adam(model)
-    assert stepped_by_adam(model, ngd_orthogonal=True) - usual == {"head.weight"}
-    others = stepped_by_adam(model, ngd_orthogonal=True, heads=[model.hidden.weight])
+    usual = stepped_by_adam(model, ngd_orthogonal=False)
+    assert stepped_by_adam(model) - usual == {"head.weight"}
+    others = stepped_by_adam(model, heads=[model.hidden.weight])
     assert others - usual == {"hidden.weight"}
 
 
@@ -211,20 +212,18 @@ def test_defaults_are_those_of_the_published_runs():
     assert OPTIMIZERS["muon"].defaults(transformer=True) == OPTIMIZERS["muon"].defaults()
 
 
-def test_ngd_has_other_defaults_for_transformers():
+def test_defaults_of_ngd_that_depend_on_others():
     ngd = OPTIMIZERS["ngd"]
-    assert tuple(ngd.defaults(transformer=True).values()) == (4e-3, 0.05, 0.95)
-    plain = ngd.defaults(transformer=True, ngd_orthogonal=False)
-    assert tuple(plain.values()) == (4e-3, 0.05, 0.9)
+    assert tuple(ngd.defaults(transformer=True).values()) == (4e-3, 0.05, 0.9)
     of_paper = {"ngd_norm": "gradient"}
     assert ngd.defaults(transformer=True, **of_paper) == OPTIMIZERS["sgd"].defaults()
-    for transformer, own, expected in (
-        (True, {}, (True, 0.4)),
-        (False, {}, (False, 1.0)),
-        (True, of_paper, (False, 1.0)),
-        (True, {"ngd_orthogonal": False}, (False, 1.0)),
-        (False, {"ngd_orthogonal": True}, (True, 0.4)),
-        (True, {"adam_lr_scale": 0.7}, (True, 0.7)),
+    for own, expected in (
+        ({}, ("patch", True, 0.4)),
+        (of_paper, ("all", False, 1.0)),
+        ({"ngd_orthogonal": False}, ("patch", False, 1.0)),
+        (of_paper | {"ngd_orthogonal": True}, ("all", True, 0.4)),
+        ({"adam_lr_scale": 0.7}, ("patch", True, 0.7)),
     ):
-        values = own | ngd.own_defaults(transformer, **own)
-        assert (values["ngd_orthogonal"], values["adam_lr_scale"]) == expected
+        values = own | ngd.own_defaults(**own)
+        names = ("ngd_axes", "ngd_orthogonal", "adam_lr_scale")
+        assert tuple(values[name] for name in names) == expected

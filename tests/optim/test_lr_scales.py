@@ -163,8 +163,7 @@ def test_adam_takes_a_rate_of_its_own(name):
         step(model, at_work(name, model, None, lr, adam_lr_scale=scale, heads=heads), 0)
         moved.append([p.detach() - old for p, old in zip(model.parameters(), before, strict=True)])
     slow = {n for n, p in model.named_parameters() if p.ndim < 2 or n in ("cls_token", "pos_embed")}
-    if name == "muon":
-        slow.add("head.weight")
+    slow.add("head.weight")
     for (n, _), ours, whole, quarter in zip(model.named_parameters(), *moved, strict=True):
         torch.testing.assert_close(ours, quarter if n in slow else whole, rtol=1e-12, atol=1e-15)
         assert not torch.allclose(whole, quarter)

@@ -280,7 +280,7 @@ def test_a_resumed_run_may_have_another_update_period():
     train(model, optimizer, range(12))
     other.load_state_dict(model.state_dict())
     through_checkpoint(optimizer, again, model, other)
-    assert [group["update_period"] for group in again.param_groups] == [3, 3]
+    assert {group["update_period"] for group in again.param_groups} == {3}
     before = again.state[other[0].weight]["spectrum_0"].clone()
     train(other, again, [12])  # 12 is a multiple of 3, 13 and 14 are not
     after = again.state[other[0].weight]["spectrum_0"].clone()

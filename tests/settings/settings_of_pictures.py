@@ -110,8 +110,8 @@ def another_value(name: str):
         return next(choice for choice in reversed([*choices]) if choice != field.default)
     if kind is bool:
         return not field.default
-    if kind == bool | None:  # which stands for on, but for one
-        return name == "ngd_orthogonal"
+    if kind == bool | None:  # which stands for on
+        return False
     if kind in (str, str | None):
         return "some where"
     if kind in (float, float | None):

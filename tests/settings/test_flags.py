@@ -133,7 +133,7 @@ def test_abbreviations_are_refused(flag):
         (["--momentum", "1"], ["--momentum", "below 1"]),
         (["--ngd", "--ngd_alpha", "0"], ["--ngd_alpha", "above 0"]),
         (["--ngd", "--ngd_eta", "1.5"], ["--ngd_eta", "above 0 and up to 1"]),
-        (["--ngd", "--ngd_axes", "rows"], ["--ngd_axes", "one of kernel, all, channels"]),
+        (["--ngd", "--ngd_axes", "rows"], ["--ngd_axes", "one of patch, kernel, all, channels"]),
         (["--lookahead_k", "0"], ["--lookahead_k", "1 or more"]),
         (["--ngd", "--ngd_norm", "unit"], ["--ngd_norm", "one of fixed, gradient"]),
         (["--optimizer", "adamw", "--betas", "0.9"], ["--betas 0.9: two numbers", "0.9,0.999"]),

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from utils.machine.backends import is_faster_in_bf16
 from utils.mixup.mixing import MixPlan
+from utils.optim.muon_steps import precision_of
 from utils.training.objective import (
     MIXED_SUMS,
     SUMS,
@@ -89,6 +91,7 @@ def test_precision_on_a_cpu():
 def test_the_fastest_precision_is_that_of_the_instructions(monkeypatch, machine, native):
     monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: native)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     arm = SimpleNamespace(_is_mkldnn_bf16_supported=lambda: native)
     monkeypatch.setattr(torch.ops, "mkldnn", arm)
     assert resolve_precision("fastest", CPU) == ("bf16" if native else "fp32")
@@ -97,6 +100,18 @@ def test_the_fastest_precision_is_that_of_the_instructions(monkeypatch, machine,
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
     gpu = torch.device("cuda")
     assert resolve_precision("fastest", gpu) == resolve_precision("auto", gpu)
+
+
+@pytest.mark.parametrize("amd", [True, False])
+def test_instructions_for_bf16_without_amx_are_fast_on_amd_alone(monkeypatch, amd):
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr("utils.machine.backends._is_amd", lambda: amd)
+    assert is_faster_in_bf16(CPU) == amd
+    parameter = torch.zeros(4, 4)
+    assert precision_of(parameter) == (torch.bfloat16 if amd else torch.float32)
+    assert precision_of(parameter.double()) == torch.float64
 
 
 @pytest.mark.parametrize("native", [True, False])

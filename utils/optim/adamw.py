@@ -41,10 +41,10 @@ class AdamFlags:
 class AdamPartFlags:
     adam_lr_scale: float | None = optimizer_flag(
         None,
-        "Learning rate of what muon and ngd leave to Adam, which is embeddings, norms and biases, "
-        "and with muon the classifier, in multiples of --lr; --head_lr replaces it for the head",
+        "Learning rate of what muon and ngd leave to Adam, which is embeddings, norms, biases and "
+        "the classifier, in multiples of --lr; --head_lr replaces it for the head",
         above=0,
-        default_text="1; 0.4 with --ngd_orthogonal",
+        default_text="0.4 with --ngd_orthogonal, else 1",
         before=1.0,
     )
 

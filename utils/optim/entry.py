@@ -127,8 +127,8 @@ class OptimizerEntry:
         lr = (self.lr_of_transformers if transformer else None) or self.lr
         return {"lr": lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
 
-    def own_defaults(self, transformer: bool = False, **own) -> dict[str, object]:
-        """Defaults of its own flags that depend on others of them, or on the kind of network."""
+    def own_defaults(self, **own) -> dict[str, object]:
+        """Defaults of its own flags that depend on others of them."""
         return {}
 
     def lr_scaling(self, **own) -> str:

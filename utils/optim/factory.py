@@ -133,7 +133,7 @@ def build_optimizer(
 
         optimizer = Lookahead(optimizer, lookahead_k, lookahead_alpha)
     for group in optimizer.param_groups:
-        group["base_lr"] = lr * group.get("lr_scale", 1.0)
+        group["lr"] = group["base_lr"] = lr * group.get("lr_scale", 1.0)
     return optimizer
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..exchange import Exchange
+from ..machine.backends import is_faster_in_bf16
 from .multi_tensor import (
     Flags,
     MultiTensor,
@@ -63,10 +64,9 @@ class Muon(MultiTensor):
     `momentum_buffer`, else `exp_avg` and `exp_avg_sq`, of its shape, and `step`, a float32 tensor
     () that parameters share, without the steps that were left out.
 
-    The Newton-Schulz iterations are made in bfloat16; for float64 parameters, which are there to
-    check the others, in float64. While a step runs, float32 matrices take at most 12 bytes for
-    each element, for PIECE elements (0.4 GB) or a single larger matrix at a time; what Adam steps,
-    twice its own memory.
+    While a step runs, float32 matrices take at most 12 bytes for each element (20 where iterations
+    are made in float32, see `precision_of`), for PIECE elements (0.4 GB) or a single larger matrix
+    at a time; what Adam steps, twice its own memory.
 
     Parameters of a group with `use_fallback` are stepped by Adam, whatever their shapes; `momentum`
     is that of matrices, and `normalize` scales these to rows of norm 1, on average, before each
@@ -142,7 +142,7 @@ class Matrices(Parameters):
         self.exchange = exchange
         self.is_sharded = exchange.is_divided(parameters[0])
         self.momenta = self.buffers(state, "momentum_buffer")
-        self.precision = torch.float64 if self.dense[0].dtype == torch.float64 else torch.bfloat16
+        self.precision = precision_of(self.dense[0])
         self.pieces = self._pieces([shapes[i] for i in order])
         self.lengths = self.dense[0].new_tensor([shapes[i][0] ** 0.5 for i in order])
 
@@ -244,6 +244,15 @@ class Matrices(Parameters):
 
 def _split(stack: Tensor, members: list[tuple[Block, Tensor, Tensor]]) -> tuple[Tensor, ...]:
     return stack.split([len(norms) for _, _, norms in members])
+
+
+def precision_of(parameter: Tensor) -> torch.dtype:
+    """Of the Newton-Schulz iterations: bfloat16, but float32 on CPUs that are no faster in
+    bfloat16, and float64 for float64 parameters, which are there to check the others."""
+    if parameter.dtype == torch.float64:
+        return torch.float64
+    slow = parameter.device.type == "cpu" and not is_faster_in_bf16(parameter.device)
+    return torch.float32 if slow else torch.bfloat16
 
 
 def orthogonalize_(stacks: list[Tensor]) -> None:

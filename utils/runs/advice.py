@@ -1,7 +1,8 @@
 """Flags that would help where a phase of an epoch takes too much time, or memory is short."""
 
+from ..machine.backends import is_faster_in_bf16
 from ..optim.table import OPTIMIZERS
-from ..training.objective import Precision, is_faster_in_bf16
+from ..training.objective import Precision
 
 
 def phase_advice(settings, precision: Precision, loader) -> dict[str, str]:

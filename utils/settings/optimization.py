@@ -23,8 +23,6 @@ def _by_optimizer(name: str) -> str:
         others = {key: entry.lr_of_transformers for key, entry in OPTIMIZERS.items()}
         where = "in transformer_test.py and vit_test.py"
         text += "".join(f"; {v:g} with {key} {where}" for key, v in others.items() if v)
-    if name == "momentum":
-        text += f"; {OPTIMIZERS['muon'].momentum:g} with --ngd_orthogonal"
     return text
 
 
@@ -215,7 +213,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
         if self.optimizer == "ngd":
             entry = OPTIMIZERS["ngd"]
             values = entry.values_of(self)
-            if not (values | entry.own_defaults(self.is_transformer, **values))["ngd_adam"]:
+            if not (values | entry.own_defaults(**values))["ngd_adam"]:
                 cause = "ngd_norm" if self.ngd_adam is None else "ngd_adam"
                 yield "adam_lr_scale", "without --ngd_adam nothing is left to Adam", cause
         if self.lookahead_k is None:
@@ -252,7 +250,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
         if self.best_by is not None:
             self.best_by = canonical_name(self.best_by, "--best_by")
         entry = OPTIMIZERS[self.optimizer]
-        own = entry.own_defaults(self.is_transformer, **entry.values_of(self))
+        own = entry.own_defaults(**entry.values_of(self))
         defaults = self.usual_rates() | own
         for name, value in defaults.items():
             if getattr(self, name) is None:

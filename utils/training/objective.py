@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..fused.cross_entropy import fused_cross_entropy
+from ..machine.backends import X86, is_faster_in_bf16
 from .class_balance import ClassBalance
 
 # Names of the sums over samples.
@@ -17,7 +18,6 @@ SUMS = ("loss", "correct", "samples")
 # 1 - lambda for its partner's. `larger_lambda` is the sum of the larger of lambda and 1 - lambda.
 MIXED_SUMS = ("larger_lambda", "mixed", "clean_correct", "clean_samples")
 WEIGHT = "weight"  # a further sum where classes have weights: those of the samples
-X86 = ("x86_64", "AMD64")  # by `platform.machine`
 CLEAN_FRACTION = 1 / 8  # of each batch that --log_clean_accuracy also evaluates unmixed
 
 
@@ -54,16 +54,6 @@ def resolve_precision(name: str, device: torch.device, bf16_helps_cpus: bool = T
         return "bf16" if is_faster_in_bf16(device) else "fp16"
     helps = name == "fastest" and bf16_helps_cpus and is_faster_in_bf16(device)
     return "bf16" if helps else "fp32"
-
-
-def is_faster_in_bf16(device: torch.device) -> bool:
-    """Whether the device's instructions for bf16 are faster than those for float32. With
-    AVX512-BF16 but no AMX, an Intel Xeon's convolutions ran at 0.7 of the speed of float32."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    if platform.machine() in X86:
-        return torch.cpu._is_amx_tile_supported()
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def why_slow(name: str, device: torch.device) -> str:

@@ -4,6 +4,7 @@ Written from the equations at the head of `utils/optim/ngd/fisher.py`, not from 
 and G are whole D x D matrices, built and inverted directly. Slow, and easy to check.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,8 +65,10 @@ def first_axis(length: int, rank: int | None) -> Axis:
     return Axis(r, np.zeros((rank, rank)), 0.0)
 
 
-def is_matrix(shape: tuple[int, int]) -> bool:
-    return min(shape) >= 4 and max(shape) <= 128 * min(shape)
+def is_matrix(shape: tuple[int, ...]) -> bool:
+    """Whether Muon steps a weight of this shape as a matrix; a kernel as (out, all the rest)."""
+    sides = shape[0], math.prod(shape[1:])
+    return 1 not in shape[:2] and min(sides) >= 4 and max(sides) <= 128 * min(sides)
 
 
 def orthogonalized(x: np.ndarray) -> np.ndarray:
@@ -77,14 +80,14 @@ def orthogonalized(x: np.ndarray) -> np.ndarray:
 
 
 class Weight:
-    """One tensor with its momentum, and its axes longer than 1, if there are at least two. All
-    positions of a kernel (rows, columns) are one of them with axes "kernel"."""
+    """One tensor with its momentum, and its axes longer than 1, if there are at least two. With
+    axes "kernel" all positions of a kernel (rows, columns) are one of them; with "patch" so are the
+    positions and the input channels, in this order."""
 
     def __init__(self, start: np.ndarray, rank: int | None, axes: str):
         self.value, self.momentum, self.steps = start.astype(np.float64), None, 0
-        merges = axes == "kernel" and start.ndim > 3
-        self.lengths = (*start.shape[:2], -1) if merges else start.shape
-        shape = start.reshape(self.lengths).shape
+        self.which = axes
+        shape = self.with_axes(start).shape
         long = [k for k, length in enumerate(shape) if length > 1]
         chosen = [k for k in long if k < 2] if axes == "channels" else long
         self.axes = {k: first_axis(shape[k], rank) for k in chosen if len(long) > 1}
@@ -101,7 +104,7 @@ class Weight:
             g = g + weight_decay * self.value
         if momentum_first:
             g = self.with_momentum(g, momentum, nesterov, dampening)
-        g = g.reshape(self.lengths)
+        g = self.with_axes(g)
         for k, axis in self.axes.items():
             turned = np.moveaxis(g, k, -1)
             x = turned.reshape(-1, g.shape[k])  # (N, D)
@@ -109,15 +112,29 @@ class Weight:
             if self.steps < EARLY_UPDATES or self.steps % update_period == 0:
                 axis.update(x, eta)
             g = np.moveaxis(x_hat.reshape(turned.shape), -1, k)
-        g = g.reshape(self.value.shape)
-        if orthogonal and self.axes and g.ndim == 2 and g.any() and is_matrix(g.shape):
+        is_orthogonal = orthogonal and self.axes and is_matrix(self.value.shape)
+        if is_orthogonal and g.ndim == 2 and g.any():
             g = orthogonalized(g)
+        g = self.without_axes(g)
         if norm == "fixed" and g.any():
             g = g * (0.2 * np.sqrt(g.size) / np.linalg.norm(g))
         if not momentum_first:
             g = self.with_momentum(g, momentum, nesterov, dampening)
         self.value = self.value - lr * g
         self.steps += 1
+
+    def with_axes(self, g) -> np.ndarray:
+        if self.which == "kernel" and g.ndim > 3:
+            return g.reshape(*g.shape[:2], -1)
+        if self.which == "patch" and g.ndim > 2:
+            return np.moveaxis(g, 1, -1).reshape(len(g), -1)
+        return g
+
+    def without_axes(self, g) -> np.ndarray:
+        shape = self.value.shape
+        if self.which == "patch" and len(shape) > 2:
+            return np.moveaxis(g.reshape(shape[0], *shape[2:], shape[1]), -1, 1)
+        return g.reshape(shape)
 
     def with_momentum(self, g, momentum, nesterov, dampening) -> np.ndarray:
         if self.momentum is None:

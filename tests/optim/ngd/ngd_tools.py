@@ -27,6 +27,7 @@ NATURAL = {
     "root": {"momentum_first": True, "power": 0.5, "alpha": 0.01, "norm": "fixed"},
     "orthogonal": {
         "momentum_first": True, "power": 0.5, "alpha": 0.01, "norm": "fixed", "orthogonal": True,
+        "axes": "patch",
     },
 }  # fmt: skip
 FORMS = NATURAL | {"adam": {"adam": True}}

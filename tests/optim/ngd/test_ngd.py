@@ -37,9 +37,10 @@ SETTINGS = {
     },
     "root": {"power": 0.5, "alpha": 0.01, "update_period": 1},
     "kernel": {"axes": "kernel", "update_period": 1},
+    "patch": {"axes": "patch", "weight_decay": 0.1, "nesterov": False},
     "root_fixed": {
         "norm": "fixed", "power": 0.5, "alpha": 0.01, "weight_decay": 0.1, "decoupled": True,
-        "momentum_first": True, "axes": "kernel",
+        "momentum_first": True, "axes": "patch",
     },
     "first": {"momentum_first": True, "weight_decay": 0.1, "rank": 3},
     "first_plain": {
@@ -48,7 +49,9 @@ SETTINGS = {
     },
     "orthogonal": {
         "norm": "fixed", "power": 0.5, "alpha": 0.01, "momentum_first": True, "orthogonal": True,
+        "axes": "patch",
     },
+    "orthogonal_matrices": {"norm": "fixed", "orthogonal": True, "axes": "all"},
     "only_newest": {"eta": 1.0, "alpha": 0.5, "rank": 1, "update_period": 7},
 }  # fmt: skip
 
@@ -65,7 +68,7 @@ EACH_FORM = ("defaults", "decoupled", "root_fixed", "first_plain")
 def case(settings: str):
     """(start, gradients, trajectory) with the learning rate of the tests"""
     shapes = SHAPES if settings in ("defaults", "coupled") else WITHOUT_LONG_AXIS
-    if settings == "orthogonal":
+    if settings.startswith("orthogonal"):
         shapes = shapes | {"tall": (9, 4), "long": (4, 600)}  # the last one is no matrix to Muon
     steps = 50 if settings in EACH_FORM else 25  # F is updated in the first ten, then every few
     start, gradients = random_start(shapes), random_gradients(shapes, steps)
@@ -81,7 +84,7 @@ def case(settings: str):
                 settings, torch.float32, marks=[] if settings in EACH_FORM else pytest.mark.slow
             )
             for settings in SETTINGS
-            if settings != "orthogonal"  # whose iterations are made in bfloat16
+            if not settings.startswith("orthogonal")  # whose iterations may be in bfloat16
         ],
     ],
     ids=str,

@@ -20,11 +20,12 @@ def transformer() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "orthogonal", "most", "most_with_update"),
     [
-        pytest.param(resnet50, False, (212, 290), (785, 1160), marks=pytest.mark.slow),
+        pytest.param(resnet50, False, (203, 265), (785, 1140), marks=pytest.mark.slow),
+        pytest.param(resnet50, True, (585, 900), (1140, 1725), marks=pytest.mark.slow),
         pytest.param(transformer, False, (65, 80), (330, 480), marks=pytest.mark.slow),
         pytest.param(transformer, True, (135, 200), (370, 550), marks=pytest.mark.slow),
     ],
-    ids=["resnet50", "transformer", "orthogonal"],
+    ids=["resnet50", "orthogonal_resnet50", "transformer", "orthogonal"],
 )
 def test_launches_of_a_step(make, orthogonal, most, most_with_update):
     """`most`: launches, and operations in all."""

@@ -51,7 +51,7 @@ class Batch:
         self.lengths = lengths_of(self.of_one, group["axes"])
         self.axes = [self._axis(number, state) for number in axes_of(self.lengths, group["axes"])]
         self.is_plain = is_plain(self.of_one, group)
-        is_orthogonal = group["orthogonal"] and len(self.of_one) == 2 and is_matrix(self.of_one)
+        is_orthogonal = group["orthogonal"] and len(self.lengths) == 2 and is_matrix(self.of_one)
         self.is_orthogonal = bool(is_orthogonal and self.axes)
         # (B, D0, kernel ..., D1), without the axes that do not exist
         self.shape, self.shape_of_axes = (
@@ -175,9 +175,10 @@ def axes_of(shape: torch.Size, which: str) -> list[int]:
 
 
 def lengths_of(shape: torch.Size, which: str) -> torch.Size:
-    """(D0, D1, kernel ...), with "kernel" as (D0, D1, elements of the kernel)."""
-    merges = which == "kernel" and len(shape) > 3
-    return torch.Size((*shape[:2], shape[2:].numel())) if merges else shape
+    """(D0, D1, kernel ...), with "kernel" as (D0, D1, elements of the kernel), with "patch" as (D0,
+    elements of a kernel times D1)."""
+    first = {"patch": 1, "kernel": 2}.get(which, len(shape))  # of the axes that become one
+    return torch.Size((*shape[:first], shape[first:].numel())) if len(shape) > first else shape
 
 
 def kind_of(parameter: Tensor) -> dict:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..adamw import AdamPartFlags
 from ..entry import MATRICES, OptimizerEntry, Range, optimizer_flag
-from ..muon import MUON, heads_in
+from ..muon import heads_in
 from ..sgd import SGD
 
 if TYPE_CHECKING:
@@ -47,10 +47,11 @@ class NgdFlags(AdamPartFlags):
     )
     ngd_axes: str | None = optimizer_flag(
         None,
-        "Axes with a Fisher matrix, besides the channels. kernel: one for all positions of a "
-        "kernel, 9 of 3x3; all: one for its rows and one for its columns; channels: none",
-        choices=("kernel", "all", "channels"),
-        default_text="kernel with --ngd_norm fixed, all with gradient",
+        "Axes of kernels that have a Fisher matrix each. patch: output channels, and all the rest, "
+        "a patch of the layer's input; channels: output and input channels; kernel: these, and all "
+        "9 positions of a 3x3 kernel; all: these, and rows and columns of the positions",
+        choices=("patch", "kernel", "all", "channels"),
+        default_text="patch with --ngd_norm fixed, all with gradient",
         before="all",
     )
     ngd_norm: str = optimizer_flag(
@@ -84,31 +85,25 @@ class NgdFlags(AdamPartFlags):
     ngd_orthogonal: bool | None = optimizer_flag(
         None,
         "Make all singular values of ngd's steps of hidden matrices about 1, as muon does, and, "
-        "with --ngd_adam, leave the classifier to Adam; kernels step as without it",
-        default_text="on in transformer_test.py and vit_test.py with --ngd_norm fixed, else off",
+        "with --ngd_adam, leave the classifier to Adam; kernels are matrices with --ngd_axes patch",
+        default_text="on with --ngd_norm fixed, off with gradient",
         before=False,
     )
 
 
-def missing_flags(flags: NgdFlags, transformer: bool = False) -> dict[str, object]:
+def missing_flags(flags: NgdFlags) -> dict[str, object]:
     """Defaults of those flags that are None: the paper's with steps as long as the gradient, else
     those that were found to be better (benchmarks/results/ngd.md and large_batch.md)."""
     fixed = flags.ngd_norm == "fixed"
     power = flags.ngd_power or (0.5 if fixed else 1.0)
     alpha = 4.0 if power == 1 else 0.01
-    orthogonal = is_orthogonal(flags, transformer)
+    orthogonal = fixed if flags.ngd_orthogonal is None else flags.ngd_orthogonal
     defaults = {
         "ngd_power": power, "ngd_momentum_first": fixed, "ngd_adam": fixed, "ngd_alpha": alpha,
         "ngd_orthogonal": orthogonal, "adam_lr_scale": 0.4 if orthogonal else 1.0,
-        "ngd_axes": "kernel" if fixed else "all",
+        "ngd_axes": "patch" if fixed else "all",
     }  # fmt: skip
     return {name: value for name, value in defaults.items() if getattr(flags, name) is None}
-
-
-def is_orthogonal(flags: NgdFlags, transformer: bool) -> bool:
-    """Whether matrices take orthogonal steps: unless a flag says so, those of Transformers."""
-    by_default = flags.ngd_norm == "fixed" and transformer
-    return by_default if flags.ngd_orthogonal is None else flags.ngd_orthogonal
 
 
 def make(
@@ -175,11 +170,10 @@ class NgdEntry(OptimizerEntry):
     ) -> dict[str, float | None]:
         if ngd_norm == "gradient":
             return SGD.defaults()
-        orthogonal = is_orthogonal(NgdFlags(**own), transformer)
-        return super().defaults(transformer) | ({"momentum": MUON.momentum} if orthogonal else {})
+        return super().defaults(transformer)
 
-    def own_defaults(self, transformer: bool = False, **own) -> dict[str, object]:
-        return missing_flags(NgdFlags(**own), transformer)
+    def own_defaults(self, **own) -> dict[str, object]:
+        return missing_flags(NgdFlags(**own))
 
     def lr_scaling(self, *, ngd_norm: str = "fixed", **own) -> str:
         return SGD.lr_scaling() if ngd_norm == "gradient" else super().lr_scaling()
@@ -189,7 +183,8 @@ class NgdEntry(OptimizerEntry):
         return {} if precision == "fp32" else {"ngd_products": "fast"}
 
     def advice(self, **own) -> str:
-        return f"--ngd_update_period {2 * own['ngd_update_period']} makes them cheaper"
+        plain = "--no_ngd_orthogonal or " if own["ngd_orthogonal"] else ""
+        return f"{plain}--ngd_update_period {2 * own['ngd_update_period']} makes them cheaper"
 
 
 def _of_sgd(name: str) -> Range:

@@ -17,7 +17,7 @@ from .batched_fisher import FISHER, AxisBatch, renew_multipliers_, update_
 from .shares import Shares, shares_of
 from .stack import Stack, in_stacks
 
-AXES = ("kernel", "all", "channels")
+AXES = ("patch", "kernel", "all", "channels")
 NORMS = ("gradient", "fixed")
 PRODUCTS = ("float32", "fast")
 POWERS = (1.0, 0.5)
@@ -83,8 +83,10 @@ class NGD(Optimizer):
         rank: of the part of low rank, below the axis's length D; None: min((D + 1) // 2, 80).
         update_period: steps between two updates of the Fisher matrices, after the first ten.
         eta: weight of the newest gradient in their running mean, in (0, 1].
-        axes: "all"; "kernel", in which all positions of a kernel (rows, columns) are one axis; or
-            "channels", the first two alone (output and input).
+        axes: "all"; "kernel", in which all positions of a kernel (rows, columns) are one axis;
+            "patch", in which these and the input channels are one, as in K-FAC (Grosse and Martens,
+            "A Kronecker-factored approximate Fisher matrix for convolution layers" (2016),
+            arXiv:1602.01407); or "channels", the first two alone (output and input).
         norm: "gradient": a step is as long as the gradient (times lr), the paper's choice; biases
             and the like take plain momentum. "fixed": 0.2 lr is the root mean square of every
             tensor's step before momentum, whatever the gradient's size, so that lr means what it
@@ -95,7 +97,7 @@ class NGD(Optimizer):
             then that of the averaged gradients.
         adam: all parameters of the group take AdamW's steps, with its `lr` and
             `weight_decay`: for embeddings, norms and biases.
-        orthogonal: natural gradients of matrices (rows, columns), not of kernels, are
+        orthogonal: natural gradients of matrices, which with axes "patch" kernels are, too, are
             orthogonalised as in Muon (`orthogonalize_` of muon_steps.py), then scaled to `norm`.
         products: precision of the factors in products with gradients: "float32", or "fast", that of
             matrix units (TF32 on a GPU, bfloat16 on a CPU that has them), summed in float32.

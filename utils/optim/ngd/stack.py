@@ -11,7 +11,7 @@ from torch import Tensor
 from ...machine.backends import float32_products
 from ..found_inf import is_on_host
 from ..multi_tensor import Flags, Parameters
-from ..muon_steps import LEAST_NORM, PIECE, orthogonalize_
+from ..muon_steps import LEAST_NORM, PIECE, orthogonalize_, precision_of
 from .batch import Batch, as_parameters, fixed_norm
 from .batched_fisher import Product, norms
 
@@ -93,8 +93,8 @@ class NaturalGradients:
 
     def _orthogonalize(self) -> None:
         """Makes all singular values of each natural gradient about 1, as Muon does."""
-        rows, columns = self.batch.of_one
-        precision = torch.float64 if self.batch.dtype == torch.float64 else torch.bfloat16
+        rows, columns = self.batch.lengths
+        precision = precision_of(self.after)
         whole = self.after.view(-1, rows, columns)
         for some in whole.split(max(1, PIECE // (rows * columns))):
             some = some.mT if rows > columns else some
