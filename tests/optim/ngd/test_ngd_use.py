@@ -29,7 +29,7 @@ def test_the_grad_scaler_of_a_users_own_loop(unscale, decoupled, form):
     """Scaled gradients give the same steps; a step that overflows changes nothing, to the bit."""
     settings = {"weight_decay": 0.1, "decoupled": decoupled} | form
     settings["update_period"] = 1
-    # In float32 orthogonal steps are made in bfloat16, whose rounding can fall to either side.
+    # In float32 orthogonal steps may be made in bfloat16, whose rounding can fall to either side.
     dtype = torch.float64 if form.get("orthogonal") else torch.float32
     plain, scaled = weights(dtype=dtype), weights(dtype=dtype)
     expected, ours = NGD(plain, **settings), NGD(scaled, **settings)
