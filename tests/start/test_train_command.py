@@ -11,6 +11,7 @@ from PIL import Image
 
 import tuning.entry
 from utils.launch import launcher
+from utils.machine import backends
 from utils.settings.config import COMMAND_LINE, FILE, fields, parse
 from utils.start import command, rules
 from utils.start.facts import Facts
@@ -122,23 +123,36 @@ def test_pictures_with_a_network(stands_for, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("train", "seconds", "width", "batch"),
+    ("train", "seconds", "speed", "width", "batch"),
     [
-        (50_000, 60, 24, 125), (50_000, 300, 32, 250), (50_000, 600, 48, 500),
-        (5000, 60, 32, 128), (600, 60, 32, 32), (10**6, None, 48, 500),
+        (50_000, 60, 1, 24, 125), (50_000, 300, 1, 32, 250), (50_000, 600, 1, 48, 500),
+        (50_000, 300, 2, 48, 500), (5000, 60, 1, 32, 128), (600, 60, 1, 32, 32),
+        (10**6, None, 1, 48, 500),
     ],
 )  # fmt: skip
-def test_a_network_is_as_wide_as_there_is_time_for(train, seconds, width, batch):
-    facts, machine = Facts(train, 10, {"a": 1}, 32), Machine(False, 2, seconds)
+def test_a_network_is_as_wide_as_there_is_time_for(train, seconds, speed, width, batch):
+    facts, machine = Facts(train, 10, {"a": 1}, 32), Machine(False, 2, seconds, speed)
     flags = [own for own, _ in chosen("pictures on a CPU", facts, machine, ())]
     assert [own["width"] for own in flags if "width" in own] == [width]
     assert [own["batch_size"] for own in flags if "batch_size" in own] == [batch]
 
 
+@pytest.mark.parametrize(("is_faster", "amx", "speed"), [(1, 0, 2), (1, 1, 1), (0, 0, 1)])
+def test_a_cpu_with_fast_bf16_has_twice_the_speed(monkeypatch, stands_for, is_faster, amx, speed):
+    monkeypatch.setattr(backends, "is_faster_in_bf16", lambda device: bool(is_faster))
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: bool(amx))
+    assert Machine.here("cpu").speed == speed and Machine.here("cpu", 1, "fp32").speed == 1
+    assert value(stands_for("shapes --device cpu")[1], "--precision") == "fastest"
+    assert "--precision" not in stands_for("shapes --device cpu --engine ort")[1]
+
+
 def test_what_the_user_gives_wins(stands_for):
     words = stands_for("shapes --ngd --max_steps 5")[1]
     assert {"--optimizer", "--lr", "--time_budget"}.isdisjoint(words)
-    for flags in ("--hflip 0", "--crop resized", "--mixup auto", "--optimizer sgd", "--width 16"):
+    for flags in (
+        *("--hflip 0", "--crop resized", "--mixup auto", "--optimizer sgd", "--width 16"),
+        *("--fp16", "--amp", "--precision fp32"),
+    ):
         entry, words = stands_for(f"shapes --device cpu {flags}")
         noted: list[str] = []
         parse(importlib.import_module(entry).Settings, words, "", noted.append)

@@ -110,7 +110,7 @@ def choose(
     seconds = budget_seconds(time) if time and not {"epochs", "max_steps"} & given else None
     if settings.time_budget is not None:
         seconds = budget_seconds(settings.time_budget)
-    machine = Machine.here(settings.device, seconds)
+    machine = Machine.here(settings.device, seconds, settings.precision)
     has_encoder = found.kind == "texts" and settings.encoder is not None
     kind, model = kind_of(found.kind, facts, machine, given, has_encoder)
     if (note := lacking(kind, facts, given)) is not None:

@@ -26,18 +26,26 @@ class Machine:
     """
     Attributes:
         seconds: that the run may take; None: as many as it needs.
+        speed: of training on pictures, relative to the CPU where these rules were found.
     """
 
     gpu: bool
     cores: int = 1
     seconds: float | None = None
+    speed: float = 1
 
     @classmethod
-    def here(cls, device: str, seconds: float | None = None) -> "Machine":
-        """This one, where --device is `device`."""
+    def here(cls, device: str, seconds: float | None = None, precision: str = "") -> "Machine":
+        """This one, where --device is `device` and --precision is `precision`."""
         import torch
 
-        return cls(device != "cpu" and torch.cuda.is_available(), torch.get_num_threads(), seconds)
+        from ..machine.backends import is_faster_in_bf16
+
+        gpu = device != "cpu" and torch.cuda.is_available()
+        is_faster = precision != "fp32" and is_faster_in_bf16(torch.device("cpu"))
+        # The one with AMX that was measured trains no faster than that CPU.
+        speed = 2 if is_faster and not torch.cpu._is_amx_tile_supported() else 1
+        return cls(gpu, torch.get_num_threads(), seconds, speed)
 
     def finishes(self, facts: Facts, epochs: float, share: float) -> bool:
         """Whether a small encoder learns for so many epochs, and reads the test set, in a share of
@@ -53,10 +61,11 @@ class Machine:
         return (facts.train + facts.test) / _pictures_a_second(self.gpu) < 0.5 * self.seconds
 
     def pace(self, facts: Facts) -> float:
-        """Seconds of a core for each training picture, as if it had 32 pixels a side."""
+        """Seconds for each training picture, as if of 32 pixels a side, on a core of that CPU."""
         if self.seconds is None:
             return float("inf")
-        return self.seconds * self.cores / facts.train * (32 / min(facts.size, SMALL)) ** 2
+        pixels = (min(facts.size, SMALL) / 32) ** 2
+        return self.seconds * self.cores * self.speed / facts.train / pixels
 
 
 def _pictures_a_second(gpu: bool) -> float:
@@ -66,8 +75,7 @@ def _pictures_a_second(gpu: bool) -> float:
 
     device = "cuda" if gpu else "cpu"
     network = timm.create_model(NETWORK).eval().to(device, memory_format=torch.channels_last)
-    pictures = torch.zeros(64, 3, SIDE, SIDE, device=device)
-    pictures = pictures.contiguous(memory_format=torch.channels_last)
+    pictures = torch.zeros(64, 3, SIDE, SIDE, device=device).to(memory_format=torch.channels_last)
     with torch.inference_mode():
         network(pictures).sum().item()  # slower than those after it
         started = time.perf_counter()
@@ -79,7 +87,7 @@ def _pictures_a_second(gpu: bool) -> float:
 class Rule:
     """
     Attributes:
-        flags: of the entry, with their values.
+        flags: of the entry, with their values, or what makes these of (facts, machine).
         why: the reason.
         when: (facts, machine) -> whether it holds.
         but: settings of the user that leave it without effect, besides its own.
@@ -131,17 +139,9 @@ def _batch(facts: Facts, machine: Machine) -> int:
     return 125 if pace < LITTLE else 250 if pace < MUCH else 500
 
 
-def _by_pace(of: Callable, name: str, values: tuple[int, ...], why: str) -> tuple[Rule, ...]:
-    """A rule for each value of a setting that `of` gives."""
-
-    def gives(value: int) -> Callable[[Facts, Machine], bool]:
-        return lambda facts, machine: of(facts, machine) == value
-
-    return tuple(Rule({name: value}, why, gives(value)) for value in values)
-
-
 ALL = 1 << 62
 OPTIMIZER = ("optimizer", "ngd", "lr")
+PRECISION = ("engine", "amp", "bf16", "fp16")
 WAYS = ("freeze_backbone", "lora", "max_steps")  # of training an encoder, or how long
 # Settings of the user that say another model or tokenizer than an encoder's.
 OF_OTHERS = {
@@ -205,7 +205,7 @@ RULES = {
     ),
     "pictures on a CPU": (
         Rule({"depth": 8}, "of all it learns most in minutes, from small pictures"),
-        *_by_pace(_width, "width", (24, 32, 48), "as wide as there is time for"),
+        Rule({"width": _width}, "as wide as there is time for"),
         _SMALL_PICTURES,
         Rule(
             {
@@ -218,11 +218,10 @@ RULES = {
             {"label_smoothing": 0.2}, "a little more accurate, and less sure of mistakes",
             but=("loss",),
         ),
+        Rule({"precision": "fastest"}, "bf16, if this CPU is faster with it", but=PRECISION),
         Rule({"alternate_flips": True}, "each picture is seen from both sides", but=("hflip",)),
         Rule({"crop_padding": 2}, "they vary just enough", but=("crop",)),
-        *_by_pace(
-            _batch, "batch_size", (32, 125, 128, 250, 500), "for enough steps in the time"
-        ),
+        Rule({"batch_size": _batch}, "for enough steps in the time"),
     ),
     "pretrained": _fine_tuned(2e-4),
     "network": _fine_tuned(5e-4),
@@ -291,7 +290,7 @@ def chosen(
     for rule in RULES[kind]:
         own = {name: value for name, value in rule.flags.items() if name not in given}
         if own and rule.when(facts, machine) and not {*rule.but} & {*given}:
-            yield own, rule.why
+            yield {k: v(facts, machine) if callable(v) else v for k, v in own.items()}, rule.why
 
 
 def kind_of(
