@@ -43,7 +43,7 @@ class Machine:
 
         gpu = device != "cpu" and torch.cuda.is_available()
         is_faster = precision != "fp32" and is_faster_in_bf16(torch.device("cpu"))
-        # The one with AMX that was measured trains no faster than that CPU.
+        # The CPU with AMX that was measured trains no faster than the one of the rules.
         speed = 2 if is_faster and not torch.cpu._is_amx_tile_supported() else 1
         return cls(gpu, torch.get_num_threads(), seconds, speed)
 
@@ -87,7 +87,7 @@ def _pictures_a_second(gpu: bool) -> float:
 class Rule:
     """
     Attributes:
-        flags: of the entry, with their values, or what makes these of (facts, machine).
+        flags: of the entry, with their values, or functions (facts, machine) that give them.
         why: the reason.
         when: (facts, machine) -> whether it holds.
         but: settings of the user that leave it without effect, besides its own.
