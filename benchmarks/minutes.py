@@ -14,7 +14,7 @@ benchmarks/minutes_contenders.py; what they need is installed into ENVIRONMENTS.
 The time is that of the whole process, from its start to its end, with the test. A contender without
 a time limit of its own is timed first, outside the clock: that tells how many epochs take 95 % of
 the time, or how many samples, where not even one epoch fits. A run that ends too late is repeated
-with less.
+with less, and one so early that a tenth more fits, with more.
 
 Each result is a line of --output. Started again with the same flags, it goes on where it was. A
 seed takes 45 minutes for each contender, in which no other program should compute.
@@ -48,6 +48,7 @@ FILLS = 0.95  # of the time, by plan
 # The first timing run has this part of the samples, or seconds. Further ones have GROWTH times as
 # many samples, until one takes SECONDS_MORE: starting takes now more, now less.
 FIRST, GROWTH, SECONDS_MORE = {"samples": 0.02, "seconds": 15}, 4, 15
+WORTH = 1.1  # times as many samples as a run had, to run again with more
 LEAST = {"samples": 300, "seconds": 5}  # to train on: some batches
 FOUND = ("accuracy", "seconds", "amount", "epochs", "samples", "command")
 
@@ -225,17 +226,26 @@ def planned(runner: Runner, limit: float, seed: int, points, lines: list[dict]) 
     """The result of a contender that is told how much to train. Raises Failed."""
     unit, seconds = runner.contender.unit, limit * FILLS
     amount = min(fitting(points, seconds), seconds if unit == "seconds" else runner.most)
+    fits, was_late = dict.fromkeys(FOUND), False
     while amount >= LEAST[unit]:
         for line in lines if amount == runner.most else ():
             if line["amount"] == amount and line["seed"] == seed:  # within a shorter time
                 return {key: line[key] for key in FOUND}
         found = runner.run(amount, seed, 1.5 * limit)
-        if found["seconds"] <= limit:
-            return found
-        print(f"  took {found['seconds']:.0f} s, so with less once more", flush=True)
         points = [points[0], [found["amount"], found["seconds"]]]
-        amount = min(fitting(points, seconds), amount / 1.1)
-    return dict.fromkeys(FOUND)  # nothing fits
+        if found["seconds"] > limit:
+            if fits["seconds"] is not None:
+                break
+            was_late, change = True, "less"
+            amount = min(fitting(points, seconds), amount / 1.1)
+        else:
+            fits, change = found, "more"
+            amount = min(fitting(points, seconds), runner.most)
+            gains = math.prod(runner.divided(amount)) >= WORTH * found["amount"]
+            if was_late or unit == "seconds" or not gains:
+                break
+        print(f"  took {found['seconds']:.0f} s, so with {change} once more", flush=True)
+    return fits
 
 
 # ---- all runs ---------------------------------------------------------------------------------

@@ -15,21 +15,22 @@ ROWS = 400
 
 @pytest.fixture
 def made_up(tmp_path, monkeypatch):
-    """Runs the benchmark with a contender that starts in 5 s and takes `each` seconds for a sample;
-    returns the results. `calls` has the epochs and samples of each process."""
+    """Runs the benchmark with a contender that starts in 5 s and takes `each` seconds for a sample,
+    `short` times that in up to three epochs; returns the results. `calls` has the epochs and
+    samples of each process."""
     for split in ("train", "test"):
         with open(tmp_path / f"{split}.csv", "w", newline="") as file:
             csv.writer(file).writerows([row % 4 + 1, f"text {row}"] for row in range(ROWS))
     calls = []
 
-    def run(each=0.01, most_epochs=1000, unit="samples", **flags):
+    def run(each=0.01, most_epochs=1000, unit="samples", short=1, **flags):
         def timed(command, folder: Path, most):
             with open(folder / "data/train.csv", newline="") as file:
                 number = len([*csv.reader(file)])
             calls.append((int(command[0]), number))
             (folder / "run").mkdir()
             (folder / "run/evaluated.csv").write_text("true,predicted\na,a\na,b\n")
-            seconds = each * calls[-1][0] * number
+            seconds = each * calls[-1][0] * number * (short if calls[-1][0] <= 3 else 1)
             return 5 + seconds * (1.5 if calls[-1][0] > 20 else 1)  # which no timing run tells
 
         contender = Contender(lambda job: [job.epochs], unit, most_epochs=most_epochs)
@@ -64,6 +65,18 @@ def test_a_run_that_ends_too_late_is_repeated_with_less(made_up):
     (line,) = made_up(each=0.01, minutes=[3])
     assert made_up.calls[-2] == (41, ROWS) and line["epochs"] < 41
     assert line["seconds"] <= 180
+
+
+def test_a_run_that_leaves_much_of_the_time_is_repeated_with_more(made_up):
+    (line,) = made_up(each=0.03, short=1.5, minutes=[3])
+    assert made_up.calls[-2:] == [(9, ROWS), (14, ROWS)]
+    assert line["epochs"] == 14 and line["seconds"] == 173
+
+
+def test_a_repetition_that_ends_too_late_does_not_count(made_up):
+    (line,) = made_up(each=0.03, short=2, minutes=[3])
+    assert made_up.calls[-2:] == [(6, ROWS), (15, ROWS)]  # 5 + 15 * 12 s
+    assert line["epochs"] == 6 and line["seconds"] == 77
 
 
 def test_what_does_not_fit_has_no_accuracy(made_up):
