@@ -14,7 +14,7 @@ benchmarks/minutes_contenders.py; what they need is installed into ENVIRONMENTS.
 The time is that of the whole process, from its start to its end, with the test. A contender without
 a time limit of its own is timed first, outside the clock: that tells how many epochs take 95 % of
 the time, or how many samples, where not even one epoch fits. A run that ends too late is repeated
-with less, and one so early that a tenth more fits, with more.
+with less, and one that ends so early that a tenth more would fit, with more.
 
 Each result is a line of --output. Started again with the same flags, it goes on where it was. A
 seed takes 45 minutes for each contender, in which no other program should compute.
@@ -244,7 +244,7 @@ def planned(runner: Runner, limit: float, seed: int, points, lines: list[dict]) 
             gains = math.prod(runner.divided(amount)) >= WORTH * found["amount"]
             if was_late or unit == "seconds" or not gains:
                 break
-        print(f"  took {found['seconds']:.0f} s, so with {change} once more", flush=True)
+        print(f"  took {found['seconds']:.0f} s, so once more, with {change}", flush=True)
     return fits
 
 
