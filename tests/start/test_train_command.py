@@ -15,7 +15,7 @@ from utils.machine import backends
 from utils.settings.config import COMMAND_LINE, FILE, fields, parse
 from utils.start import command, rules
 from utils.start.facts import Facts
-from utils.start.rules import ALL, RULES, Machine, chosen
+from utils.start.rules import ALL, RULES, Machine, chosen, kind_of
 
 ENTRIES = ("resnet50_test", "transformer_test", "vit_test")
 
@@ -135,6 +135,21 @@ def test_a_network_is_as_wide_as_there_is_time_for(train, seconds, speed, width,
     flags = [own for own, _ in chosen("pictures on a CPU", facts, machine, ())]
     assert [own["width"] for own in flags if "width" in own] == [width]
     assert [own["batch_size"] for own in flags if "batch_size" in own] == [batch]
+
+
+def test_with_plenty_of_time_a_resnet_is_trained(monkeypatch, stands_for):
+    many = Facts(50_000, 10_000, {"a": 1}, 32)
+    for seconds, kind in ((1249, ""), (1251, "for long "), (None, "")):
+        machine = Machine(False, 2, seconds, 2)
+        assert kind_of("pictures", many, machine, (), False)[0] == f"pictures {kind}on a CPU"
+    few = Facts(20_000, 10_000, {"a": 1}, 32)
+    assert kind_of("pictures", few, Machine(False, 2, 1e6), (), False)[0] == "pictures on a CPU"
+    monkeypatch.setattr(rules, "kind_of", lambda *_: ("pictures for long on a CPU", {}))
+    words = stands_for("shapes --device cpu --hflip 0")[1]
+    assert (value(words, "--depth"), value(words, "--width")) == ("18", "32")
+    assert value(words, "--batch_size") == "250" and value(words, "--random_erasing") == "0.5"
+    assert value(words, "--precision") == "fastest" and "--alternate_flips" not in words
+    assert "--width" not in stands_for("shapes --device cpu --width 16")[1][:-2]
 
 
 @pytest.mark.parametrize(("is_faster", "amx", "speed"), [(1, 0, 2), (1, 1, 1), (0, 0, 1)])

@@ -124,7 +124,8 @@ def _has_time(facts: Facts, machine: Machine) -> bool:
 
 
 # Of the small network on a CPU: wider and in larger batches, the more of the time each picture has.
-LITTLE, MUCH = 0.006, 0.02  # `Machine.pace`
+# With PLENTY a ResNet learns more.
+LITTLE, MUCH, PLENTY = 0.006, 0.02, 0.1  # `Machine.pace`
 
 
 def _width(facts: Facts, machine: Machine) -> int:
@@ -281,6 +282,13 @@ RULES = {
         ),
     ),
 }  # fmt: skip
+RULES["pictures for long on a CPU"] = (
+    *(rule for rule in RULES["pictures"] if "batch_size" not in rule.flags),
+    Rule({"width": 32, "random_erasing": 0.5}, "wide and varied enough for many epochs"),
+    Rule({"batch_size": 250, "lr": 0.017}, "for enough steps in the time", but=OPTIMIZER),
+    Rule({"precision": "fastest"}, "bf16, if this CPU is faster with it", but=PRECISION),
+    Rule({"alternate_flips": True}, "each picture is seen from both sides", but=("hflip",)),
+)
 
 
 def chosen(
@@ -318,7 +326,8 @@ def kind_of(
     if is_free and is_on_hub(f"timm/{NETWORK}") and machine.reads(facts):
         published: dict[str, object] = {"model": NETWORK, "pretrained": "published"}
         return "network" if machine.gpu else "features", published
-    return kind if machine.gpu else "pictures on a CPU", {}
+    is_long = facts.train > 20000 and PLENTY <= machine.pace(facts) < float("inf")
+    return kind if machine.gpu else f"pictures {'for long ' if is_long else ''}on a CPU", {}
 
 
 def lacking(kind: str, facts: Facts, given: Collection[str]) -> str | None:
@@ -329,7 +338,7 @@ def lacking(kind: str, facts: Facts, given: Collection[str]) -> str | None:
             "pip install transformers, or name its folder by --model"
         )
     few = facts.size > SMALL or facts.train <= FEW_SMALL
-    if kind == "pictures on a CPU" and few and "width" not in given:
+    if kind.endswith("on a CPU") and few and "width" not in given:
         return (
             "with so few or large pictures a network that has seen others is more accurate, if "
             "there is time: with internet access it is fetched, else name its folder by "
